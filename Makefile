@@ -1,0 +1,77 @@
+# The two commands of the README, and a few more. `make help` lists them.
+# PYTHON: the interpreter the environment is made from. TORCH: what is installed first, so that a GPU
+# user keeps their own CUDA build (make book TORCH="torch==2.9.1", or TORCH=path/to/a.whl).
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+
+# Large temporaries of attention scoring: keep them in the heap instead of handing pages back to the
+# kernel after each one (several times faster on a CPU with glibc; harmless elsewhere).
+export MALLOC_MMAP_THRESHOLD_ = 4294967296
+export MALLOC_TRIM_THRESHOLD_ = 4294967296
+# No chapter at lab size needs a model hub: fail at once instead of waiting for one.
+export HF_HUB_OFFLINE ?= 1
+export HF_HUB_DISABLE_PROGRESS_BARS = 1
+export TOKENIZERS_PARALLELISM = false
+export PYDEVD_DISABLE_FILE_VALIDATION = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install book test unit parity notebooks pages serve export lint format clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 20
+	@echo
+	@echo '  PYTHON=$(PYTHON)  TORCH=$(TORCH)  VENV=$(VENV)   (override on the command line)'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d; this book needs 3.11 or later: make … PYTHON=python3.12" % v)'
+	@start=$$(date +%s); \
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || exit 1; \
+	echo 'installing into $(VENV) (once; several minutes on a slow connection)'; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip && \
+	{ $(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'; } && \
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[book,dev]' && \
+	touch $(STAMP) && echo "install: $$(( $$(date +%s) - start )) s"
+
+install: $(STAMP)  ## create .venv and install everything, once
+
+book: $(STAMP)  ## run every chapter on the embedded data, then build the HTML
+	@start=$$(date +%s); \
+	$(BIN)/itm notebooks run && $(BIN)/itm book build --executed && \
+	echo "book: $$(( $$(date +%s) - start )) s; open _build/html/index.html"
+
+test: $(STAMP)  ## unit tests, parity, notebooks, strict book build
+	@start=$$(date +%s); \
+	$(MAKE) --no-print-directory unit && $(MAKE) --no-print-directory notebooks && \
+	$(MAKE) --no-print-directory pages && echo "test: $$(( $$(date +%s) - start )) s"
+
+unit: $(STAMP)  # unit tests and parity, fast ones first
+	@$(BIN)/python -m pytest tests
+
+notebooks: $(STAMP)  # every chapter once, its stored outputs compared
+	@$(BIN)/itm export --check && $(BIN)/itm notebooks lint
+	@$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=300 -p no:cacheprovider notebooks
+
+pages: $(STAMP)  # the book from the committed outputs, warnings are errors
+	@$(BIN)/itm book build
+
+serve: $(STAMP)  ## JupyterLab on the chapters
+	@$(BIN)/jupyter lab --notebook-dir=.
+
+export: $(STAMP)  ## write itm_utils/models/ from the chapters' exported cells
+	@$(BIN)/itm export
+
+lint: $(STAMP)  ## ruff, codespell, notebook rules, stale modules
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && \
+	$(BIN)/itm notebooks lint && $(BIN)/itm export --check
+
+format: $(STAMP)  ## ruff fixes and formatting, notebook metadata cleaned
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(BIN)/itm notebooks lint --fix
+
+clean:  ## remove what was built (never runs/, results/ or .venv)
+	@rm -rf _build .pytest_cache .ruff_cache .hypothesis *.egg-info
+	@find . -name __pycache__ -not -path './$(VENV)/*' -type d -prune -exec rm -rf {} +

@@ -1,0 +1,19 @@
+"""One exception for everything a reader can put right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class ItmError(ValueError):
+    """Bad input: the message names the file or parameter, what was found, and what to do."""
+
+
+def problem(where: str | Path, found: str, expected: str, hint: str = "") -> ItmError:
+    """Build an :class:`ItmError` in the one form the whole package uses.
+
+    >>> print(problem("dev_caps.txt", "1,013 lines", "a multiple of 1,000 images"))
+    dev_caps.txt: found 1,013 lines, expected a multiple of 1,000 images.
+    """
+    message = f"{where}: found {found}, expected {expected}."
+    return ItmError(f"{message} {hint}" if hint else message)

@@ -1,0 +1,267 @@
+"""The types that every model, objective, metric and miner of the book agrees on.
+
+Axis letters, the same in every shape comment and einsum of the book:
+``i`` images, ``c`` captions, ``r`` regions, ``w`` words, ``d`` width, ``h`` heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from itm_utils.errors import ItmError
+
+
+@dataclass
+class TensorBatch:
+    """A small dataclass of tensors that share their first axis: it can be sliced and moved as one.
+
+    Fields may be tensors, None, or a dictionary of tensors.
+    """
+
+    def _map(self, change) -> Self:
+        def apply(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return change(value)
+            if isinstance(value, dict):
+                return {name: change(tensor) for name, tensor in value.items()}
+            return value
+
+        return replace(self, **{f.name: apply(getattr(self, f.name)) for f in fields(self)})
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def __getitem__(self, index: slice | Tensor) -> Self:
+        """Rows ``index`` (a slice, or a tensor of positions or booleans) of every tensor."""
+        return self._map(lambda tensor: tensor[index])
+
+    def __len__(self) -> int:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                return len(value)
+        raise ItmError(f"{type(self).__name__} holds no tensor, so it has no length")
+
+    @classmethod
+    def cat(cls, batches: list[Self]) -> Self:
+        """Join batches along the first axis, padding the second (regions or words) to the longest."""
+        if not batches:
+            raise ItmError(f"cannot join an empty list of {cls.__name__}")
+        joined = {}
+        for f in fields(cls):
+            parts = [getattr(batch, f.name) for batch in batches]
+            if isinstance(parts[0], Tensor):
+                joined[f.name] = _cat_padded(parts)
+            elif isinstance(parts[0], dict):
+                joined[f.name] = {name: _cat_padded([part[name] for part in parts]) for name in parts[0]}
+            else:
+                joined[f.name] = parts[0]
+        return replace(batches[0], **joined)
+
+
+def _cat_padded(parts: list[Tensor]) -> Tensor:
+    """Concatenate along axis 0; where axis 1 differs, fill the shorter ones with zeros (False)."""
+    if parts[0].dim() < 2 or len({part.shape[1] for part in parts}) == 1:
+        return torch.cat(parts)
+    longest = max(part.shape[1] for part in parts)
+    total = sum(len(part) for part in parts)
+    joined = parts[0].new_zeros((total, longest, *parts[0].shape[2:]))
+    row = 0
+    for part in parts:
+        joined[row : row + len(part), : part.shape[1]] = part
+        row += len(part)
+    return joined
+
+
+@dataclass
+class ImageBatch(TensorBatch):
+    """Images as they leave the loader.
+
+    regions: (i, r, d) frozen region features.
+    mask: (i, r) True where there is a region.
+    ids: (i,) row of the image in its split.
+    boxes: (i, r, 4) x1 y1 x2 y2 in pixels, or whatever the dataset's box file holds; None if it has none.
+    sizes: (i, 2) width and height in pixels, or None.
+    """
+
+    regions: Tensor
+    mask: Tensor
+    ids: Tensor
+    boxes: Tensor | None = None
+    sizes: Tensor | None = None
+
+
+@dataclass
+class TextBatch(TensorBatch):
+    """Captions as they leave the loader: word ids, or cached states of a frozen text encoder.
+
+    lengths: (c,) number of tokens, special ones included.
+    ids: (c,) row of the caption in its split.
+    words: (c, w) vocabulary ids padded with 0, or None.
+    features: (c, w, d) frozen token states padded with 0, or None.
+    special: (c, w) True at tokens that are no words (start, end, CLS, SEP); False at padding.
+    spans: (c, w, 2) first and one-past-last character of each token in the caption; (0, 0) if it has none.
+    """
+
+    lengths: Tensor
+    ids: Tensor
+    words: Tensor | None = None
+    features: Tensor | None = None
+    special: Tensor | None = None
+    spans: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """(c, w) True where there is a token."""
+        tokens = self.words if self.words is not None else self.features
+        return length_mask(self.lengths, tokens.shape[1])
+
+
+@dataclass
+class PairBatch(TensorBatch):
+    """One training batch: image b matches caption b.
+
+    Equal ``images.ids`` mean that the same picture stands twice in the batch.
+    """
+
+    images: ImageBatch
+    texts: TextBatch
+
+    def _map(self, change) -> Self:
+        return replace(self, images=self.images._map(change), texts=self.texts._map(change))
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass
+class Encoded(TensorBatch):
+    """One side after its encoder. Attention models fill ``local`` and ``mask``, embedding models ``pooled``.
+
+    local: (n, k, d) one vector a region or word.
+    mask: (n, k) True where there is one.
+    pooled: (n, d) one vector an item.
+    extra: whatever a model wants to compute once an item instead of once a pair; first axis n.
+    """
+
+    local: Tensor | None = None
+    mask: Tensor | None = None
+    pooled: Tensor | None = None
+    extra: dict[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        for value in (self.local, self.pooled, *self.extra.values()):
+            if value is not None:
+                return len(value)
+        raise ItmError(f"{type(self).__name__} holds no tensor, so it has no length")
+
+
+class Images(Encoded):
+    """Encoded images."""
+
+
+class Texts(Encoded):
+    """Encoded captions."""
+
+
+@dataclass
+class Scores(TensorBatch):
+    """What a model thinks of pairs: (i, c) for all pairs, or (b,) for given pairs.
+
+    ``i2t`` ranks captions for an image, ``t2i`` ranks images for a caption. They are the same tensor
+    unless the model is decoupled.
+    """
+
+    i2t: Tensor
+    t2i: Tensor
+
+    @classmethod
+    def same(cls, scores: Tensor) -> Scores:
+        """Scores of a model with one similarity for both directions."""
+        return cls(i2t=scores, t2i=scores)
+
+    @property
+    def decoupled(self) -> bool:
+        """True when the two directions have matrices of their own."""
+        return self.i2t is not self.t2i
+
+    def _map(self, change) -> Self:
+        i2t = change(self.i2t)
+        return replace(self, i2t=i2t, t2i=change(self.t2i) if self.decoupled else i2t)
+
+
+@dataclass
+class Attention(TensorBatch):
+    """Who looked at what, for matched pairs, inside the autograd graph.
+
+    weights: (b, q, k) what query q gives to key k; rows of real queries sum to 1 over real keys.
+    queries: (b, q, d), keys: (b, k, d) the vectors that were compared.
+    query_mask: (b, q), key_mask: (b, k) True where there is one.
+    """
+
+    weights: Tensor
+    queries: Tensor
+    keys: Tensor
+    query_mask: Tensor
+    key_mask: Tensor
+
+
+def length_mask(lengths: Tensor, width: int) -> Tensor:
+    """(c, w) True at the first ``lengths[c]`` positions, on the device of ``lengths``."""
+    return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
+
+
+class Matcher(nn.Module):
+    """The one interface of every model in the book.
+
+    A subclass passes its constructor's arguments (plain JSON values) to ``super().__init__``; they travel
+    with its checkpoints, so that a saved model can be built again without pickle.
+    """
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def encode_images(self, batch: ImageBatch) -> Images:
+        """Everything that can be computed once an image."""
+        raise ItmError(f"{type(self).__name__} does not define encode_images")
+
+    def encode_texts(self, batch: TextBatch) -> Texts:
+        """Everything that can be computed once a caption."""
+        raise ItmError(f"{type(self).__name__} does not define encode_texts")
+
+    def score(self, images: Images, texts: Texts) -> Scores:
+        """All pairs: (i, c)."""
+        raise ItmError(f"{type(self).__name__} does not define score")
+
+    def score_pairs(self, images: Images, texts: Texts) -> Scores:
+        """Image b with caption b only: (b,)."""
+        raise ItmError(f"{type(self).__name__} does not define score_pairs")
+
+    def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
+        """Attention of matched pairs by direction (``"t2i"``: words look at regions); empty if there is none."""
+        return {}
+
+    def extra_losses(self, images: Images, texts: Texts, batch: PairBatch) -> dict[str, Tensor]:
+        """A model's own loss terms on the matched pairs; every objective adds them."""
+        return {}
+
+    def bytes_per_pair(self, images: Images, texts: Texts) -> int:
+        """Working memory of ``score`` for one pair, so that blocks can be cut to fit a budget.
+
+        The default is right for a single product of embeddings, and generous to one attention map.
+        """
+        regions = 1 if images.local is None else images.local.shape[1]
+        words = 1 if texts.local is None else texts.local.shape[1]
+        return 4 * 6 * regions * words
+
+    @classmethod
+    def from_public(cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]) -> Self:
+        """Build the model from a published checkpoint's weights and options."""
+        raise ItmError(f"{cls.__name__} has no public implementation to load from")
