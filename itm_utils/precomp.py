@@ -1,0 +1,269 @@
+"""Read the precomputed format: the embedded scenes, Flickr30K and COCO all come through here.
+
+A dataset is a folder with, for each split,
+
+==========================  ====================================================================
+``<split>_ims.npy``         (rows, r, d) region features, or (rows, d) one vector an image
+``<split>_caps.txt``        one caption a line, those of an image on consecutive lines
+``<split>_boxes.npy``       optional, (rows, r, 4) boxes in pixels (or a model's own box code)
+``<split>_sizes.npy``       optional, (rows, 2) width and height of the pictures in pixels
+``<split>_ids.txt``         optional, one picture name a line
+``<split>_owners.npy``      optional, (captions,) image row of each caption, where the number of
+                            captions differs from image to image
+==========================  ====================================================================
+
+Features are memory-mapped: opening COCO's 33 GB costs no memory, and a batch costs its own rows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from itm_utils.errors import problem
+
+FLOATS = (np.float16, np.float32, np.float64)
+# What `str(line)` makes of bytes in Python 3: ports of the public loaders train on such captions.
+PRINTED_BYTES = re.compile(r"""^b(['"]).*\1$""")
+
+
+class FeatureFile:
+    """A memory-mapped ``.npy`` array of which only the rows that are asked for are read.
+
+    The map is opened again in every process that receives a copy: pickling an open map would send the
+    whole array to each worker.
+    """
+
+    def __init__(self, path: Path, ranks: tuple[int, ...], what: str) -> None:
+        self.path = Path(path)
+        array = self._open()
+        if array.dtype not in FLOATS:
+            raise problem(
+                self.path, f"numbers of type {array.dtype}", f"{what} of type float16, float32 or float64"
+            )
+        if array.ndim not in ranks:
+            wanted = " or ".join(str(rank) for rank in ranks)
+            raise problem(self.path, f"an array of shape {array.shape}", f"{what} with {wanted} axes")
+        self.shape = array.shape
+        self._array = array
+
+    def _open(self) -> np.ndarray:
+        if not self.path.is_file():
+            raise problem(self.path, "no such file", "a .npy file of the precomputed format")
+        try:
+            return np.load(self.path, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            raise problem(
+                self.path, f"a file that cannot be mapped ({error})", "a complete .npy array"
+            ) from error
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_array": None}
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def rows(self, index: np.ndarray) -> np.ndarray:
+        """Copies of the given rows as float32; a NaN or infinity among them is an error that names its row."""
+        if self._array is None:
+            self._array = self._open()
+        # In file order the disk is read forward once, however the batch was shuffled.
+        order = np.argsort(index, kind="stable")
+        values = np.empty((len(index), *self.shape[1:]), dtype=np.float32)
+        values[order] = self._array[np.asarray(index)[order]]
+        if not np.isfinite(values).all():
+            bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
+            raise problem(
+                self.path,
+                f"a NaN or infinity in row {int(index[bad])}",
+                "finite numbers",
+                "Extract or copy this file again.",
+            )
+        return values
+
+
+def read_captions(path: Path) -> list[str]:
+    """The lines of a caption file, as text: decoded once, here, and never printed as bytes."""
+    path = Path(path)
+    if not path.is_file():
+        raise problem(path, "no such file", "one caption a line")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise problem(path, f"bytes that are not UTF-8 at position {error.start}", "UTF-8 text") from error
+    # Not str.splitlines: it also splits at form feeds and other characters that occur inside captions.
+    captions = [line.strip() for line in text.removesuffix("\n").split("\n")]
+    for number, caption in enumerate(captions, start=1):
+        if not caption:
+            raise problem(path, f"an empty caption in line {number}", "a caption in every line")
+    if captions and all(PRINTED_BYTES.match(caption) for caption in captions[:20]):
+        raise problem(
+            path,
+            f"printed bytes such as {captions[0][:30]}",
+            "plain text",
+            "The file was written by str(bytes) in Python 3; decode the captions and write them again.",
+        )
+    return captions
+
+
+@dataclass
+class PrecompSplit:
+    """One split of a dataset in the precomputed format.
+
+    Images are numbered 0 … n_images-1 and captions 0 … n_captions-1; ``owner[c]`` is the image of caption c.
+    """
+
+    root: Path
+    name: str
+    n_images: int
+    features: FeatureFile
+    captions: list[str]
+    owner: np.ndarray
+    repeat: int = 1
+    boxes: FeatureFile | None = None
+    sizes: np.ndarray | None = None
+    ids: list[str] | None = field(default=None, repr=False)
+
+    @property
+    def n_captions(self) -> int:
+        return len(self.captions)
+
+    @property
+    def feature_dim(self) -> int:
+        """Width d of a region feature."""
+        return self.features.shape[-1]
+
+    def regions(self, images: np.ndarray) -> np.ndarray:
+        """(i, r, d) float32 features of the given images; one vector an image counts as one region."""
+        values = self.features.rows(np.asarray(images) * self.repeat)
+        return values if values.ndim == 3 else values[:, None, :]
+
+    def region_boxes(self, images: np.ndarray) -> np.ndarray | None:
+        """(i, r, 4) boxes of the given images, or None where the dataset has none."""
+        return None if self.boxes is None else self.boxes.rows(np.asarray(images) * self.repeat)
+
+    @cached_property
+    def image_of_id(self) -> dict[str, int]:
+        """Picture name → image number."""
+        path = self.root / f"{self.name}_ids.txt"
+        if self.ids is None:
+            raise problem(path, "no such file", "one picture name a line")
+        image_of_id = {name: image for image, name in enumerate(self.ids)}
+        if len(image_of_id) < len(self.ids):
+            twice = next(name for image, name in enumerate(self.ids) if image_of_id[name] != image)
+            raise problem(path, f"{twice} twice", "a name of its own for every picture")
+        return image_of_id
+
+    def first(self, images: int) -> PrecompSplit:
+        """The split cut to its first images, e.g. ``dev.first(1000)`` as the public code validates."""
+        if not 0 < images <= self.n_images:
+            raise problem(
+                f"{self.root}, split {self.name}", f"first({images})", f"1 to {self.n_images} images"
+            )
+        captions = int(np.searchsorted(self.owner, images))
+        return replace(
+            self,
+            n_images=images,
+            captions=self.captions[:captions],
+            owner=self.owner[:captions],
+            sizes=None if self.sizes is None else self.sizes[:images],
+            ids=None if self.ids is None else self.ids[:images],
+        )
+
+
+def open_split(root: str | Path, name: str) -> PrecompSplit:
+    """Open one split, checking everything that can be checked without reading the features."""
+    root = Path(root)
+    if not root.is_dir():
+        raise problem(root, "no such folder", "a dataset in the precomputed format")
+    features_path, captions_path = root / f"{name}_ims.npy", root / f"{name}_caps.txt"
+    if not features_path.exists():
+        there = sorted(path.name.removesuffix("_ims.npy") for path in root.glob("*_ims.npy"))
+        raise problem(
+            features_path, "no such file", f"a split of this folder: {', '.join(there) or 'it has none'}"
+        )
+    features = FeatureFile(features_path, ranks=(2, 3), what="features")
+    captions = read_captions(captions_path)
+    owner, repeat = _owners(root, name, features, captions)
+    boxes_path, sizes_path, ids_path = (
+        root / f"{name}_{kind}" for kind in ("boxes.npy", "sizes.npy", "ids.txt")
+    )
+    boxes = FeatureFile(boxes_path, ranks=(3,), what="boxes") if boxes_path.exists() else None
+    if boxes is not None and boxes.shape[:2] != features.shape[:2]:
+        raise problem(
+            boxes_path,
+            f"boxes for {boxes.shape[:2]} rows and regions",
+            f"{features.shape[:2]} as in {features_path.name}",
+        )
+    sizes = _sizes(sizes_path, len(features))[::repeat] if sizes_path.exists() else None
+    ids = _ids(ids_path, len(features))[::repeat] if ids_path.exists() else None
+    images = len(features) // repeat
+    return PrecompSplit(root, name, images, features, captions, owner, repeat, boxes, sizes, ids)
+
+
+def _owners(root: Path, name: str, features: FeatureFile, captions: list[str]) -> tuple[np.ndarray, int]:
+    """(captions,) image of each caption, and how many times the feature file repeats every image."""
+    path = root / f"{name}_owners.npy"
+    rows = len(features)
+    if path.exists():
+        return _read_owners(path, rows, len(captions)), 1
+    if rows == 0 or len(captions) == 0 or len(captions) % rows:
+        raise problem(
+            root / f"{name}_caps.txt",
+            f"{len(captions):,} captions for {rows:,} feature rows",
+            "the same number of captions for every image",
+            f"Where images differ in this, say which image each caption belongs to in {path.name}.",
+        )
+    per_row = len(captions) // rows
+    repeat = _repeats(features) if per_row == 1 else 1
+    return np.arange(len(captions)) // (per_row * repeat), repeat
+
+
+def _read_owners(path: Path, rows: int, captions: int) -> np.ndarray:
+    owner = np.load(path, allow_pickle=False)
+    if owner.shape != (captions,) or not np.issubdtype(owner.dtype, np.integer):
+        raise problem(
+            path, f"{owner.dtype} of shape {owner.shape}", f"one image number for each of {captions} captions"
+        )
+    if owner[0] != 0 or owner[-1] != rows - 1 or not np.isin(np.diff(owner), (0, 1)).all():
+        raise problem(
+            path, "image numbers that jump or go back", f"0 to {rows - 1} in order, each at least once"
+        )
+    return owner.astype(np.int64)
+
+
+def _repeats(features: FeatureFile, group: int = 5, samples: int = 8) -> int:
+    """5 where every image stands five times in a row (the old packages do that), else 1.
+
+    With as many rows as captions the shape cannot tell; a few groups are read and compared.
+    """
+    if len(features) % group:
+        return 1
+    starts = np.unique(np.linspace(0, len(features) // group - 1, samples).astype(int)) * group
+    groups = [features.rows(np.arange(start, start + group)) for start in starts]
+    same = [bool((rows == rows[0]).all()) for rows in groups]
+    if any(same) and not all(same):
+        raise problem(
+            features.path,
+            f"as many rows as captions, {sum(same)} of {len(same)} groups of five equal",
+            "every image five times in a row, or never",
+        )
+    return group if all(same) else 1
+
+
+def _sizes(path: Path, rows: int) -> np.ndarray:
+    sizes = np.load(path, allow_pickle=False)
+    if sizes.shape != (rows, 2) or (sizes <= 0).any():
+        raise problem(path, f"an array of shape {sizes.shape}", f"({rows}, 2) positive widths and heights")
+    return sizes
+
+
+def _ids(path: Path, rows: int) -> list[str]:
+    ids = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    if len(ids) != rows:
+        raise problem(path, f"{len(ids)} names", f"{rows}, one a feature row")
+    return ids
