@@ -33,9 +33,13 @@ class TensorBatch:
 
         return replace(self, **{f.name: apply(getattr(self, f.name)) for f in fields(self)})
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The same batch on another device."""
-        return self._map(lambda tensor: tensor.to(device))
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """The same batch in page-locked memory, from which a GPU copies faster. (Data loaders call this.)"""
+        return self._map(lambda tensor: tensor.pin_memory())
 
     def __getitem__(self, index: slice | Tensor) -> Self:
         """Rows ``index`` (a slice, or a tensor of positions or booleans) of every tensor."""

@@ -45,7 +45,7 @@ class Retrieval:
 
     protocol: ``"all"`` (every image against every caption), or ``"5 folds of n"``; on the 5,000 test images of
         COCO these are the papers' 5K and 1K, and are called so.
-    models: 1 for a single model, more for an ensemble; every printed result says which.
+    models: 1 for a single model, more for an ensemble, 0 for none; every printed result says which.
     """
 
     i2t: Direction
@@ -60,7 +60,7 @@ class Retrieval:
 
     @property
     def label(self) -> str:
-        kind = "single model" if self.models == 1 else f"ensemble of {self.models}"
+        kind = {0: "no model", 1: "single model"}.get(self.models, f"ensemble of {self.models}")
         return f"{kind}, {self.protocol}"
 
     def as_dict(self) -> dict[str, float]:
@@ -199,6 +199,7 @@ def chance(images: int, owner: np.ndarray) -> Retrieval:
         i2t=Direction(**i2t, median_rank=nan, mean_rank=mean_i2t),
         t2i=Direction(**t2i, median_rank=nan, mean_rank=(images + 1) / 2),
         protocol="random order",
+        models=0,
     )
 
 

@@ -1,0 +1,160 @@
+"""Weights and training state on disk: one safetensors file each, written atomically, without pickle.
+
+Tensors (weights, optimiser state, random-number generators) are safetensors entries; everything else is JSON in
+the file's metadata. One file means one atomic rename: a checkpoint is whole or it is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from itm_utils.errors import ItmError, problem
+from itm_utils.files import atomic
+from itm_utils.matcher import Matcher
+
+FORMAT = "itm-checkpoint-1"
+
+
+@dataclass
+class Checkpoint:
+    """tensors: by name, prefixed ``model.``, ``optimizer.`` or ``rng.``; info: plain JSON."""
+
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors of one prefix, without it."""
+        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+    """Write one checkpoint file, atomically."""
+    # Copies: safetensors refuses tensors that share memory, and tied weights do.
+    plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    with atomic(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata={"format": FORMAT, "info": json.dumps(dict(info))})
+        except SafetensorError as error:  # its own name for a full disk or a folder that cannot be written
+            raise OSError(str(error)) from error
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a file of :func:`write_checkpoint`."""
+    path = Path(path)
+    if not path.is_file():
+        raise problem(path, "no such file", "a checkpoint")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
+    except SafetensorError as error:
+        raise problem(path, f"no safetensors file ({error})", "a checkpoint of this book") from error
+    if metadata.get("format") != FORMAT:
+        raise problem(
+            path, f"format {metadata.get('format')}", f"{FORMAT}", "Published weights load with from_public."
+        )
+    return Checkpoint(tensors, json.loads(metadata["info"]))
+
+
+def model_info(model: Matcher, provenance: Mapping[str, str]) -> dict[str, Any]:
+    """What must agree before weights are loaded: the class, its arguments, and where the data came from."""
+    return {"model": type(model).__name__, "config": model.config, "provenance": dict(provenance)}
+
+
+def save_model(path: Path, model: Matcher, provenance: Mapping[str, str], **more: Any) -> None:
+    """Weights only, with what is needed to build the model again."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    write_checkpoint(path, tensors, model_info(model, provenance) | more)
+
+
+def load_model(path: Path, model: Matcher, provenance: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Load weights into ``model``; refuse those of another model or of other data. Returns the file's JSON."""
+    checkpoint = read_checkpoint(path)
+    check_same(path, checkpoint.info, model_info(model, provenance or checkpoint.info["provenance"]))
+    load_weights(path, model, checkpoint)
+    return checkpoint.info
+
+
+def load_weights(path: Path, model: Matcher, checkpoint: Checkpoint) -> None:
+    """Copy the ``model.`` tensors into ``model``, naming the first that does not fit."""
+    weights = checkpoint.part("model.")
+    for name, tensor in model.state_dict().items():
+        if name not in weights:
+            raise problem(path, f"no weight {name}", f"the weights of {type(model).__name__}")
+        if weights[name].shape != tensor.shape:
+            raise problem(
+                path, f"{name} of shape {tuple(weights[name].shape)}", f"shape {tuple(tensor.shape)}"
+            )
+    model.load_state_dict(weights)
+
+
+def check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise at the first entry of ``expected`` that ``found`` states differently."""
+    for name, value in expected.items():
+        if isinstance(value, Mapping):
+            check_same(path, found.get(name, {}), value)
+        elif found.get(name) != _as_json(value):
+            hint = "Give the same settings, or another folder for another run."
+            raise problem(path, f"{name} = {found.get(name)!r}", f"{name} = {value!r}", hint)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Optimiser state as named tensors: ``optimizer.<parameter number>.<entry>``."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"optimizer.{index}.{key}": torch.as_tensor(value)
+        for index, s in state.items()
+        for key, value in s.items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
+    """Put the tensors of :func:`optimizer_tensors` back; learning rates and the like belong to the settings."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in checkpoint.part("optimizer.").items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def rng_tensors() -> dict[str, Tensor]:
+    """The state of every generator that training may draw from."""
+    _, keys, position, *_ = np.random.get_state()  # noqa: NPY002 - the global generator is what needs saving
+    version, words, _ = random.getstate()
+    states = {"torch": torch.get_rng_state(), "numpy": torch.tensor([position, *keys.tolist()])}
+    states["python"] = torch.tensor([version, *words])
+    if torch.cuda.is_available():
+        states |= {f"cuda.{n}": state for n, state in enumerate(torch.cuda.get_rng_state_all())}
+    return {f"rng.{name}": state for name, state in states.items()}
+
+
+def restore_rng(checkpoint: Checkpoint) -> None:
+    """Set every generator to where :func:`rng_tensors` found it."""
+    states = checkpoint.part("rng.")
+    torch.set_rng_state(states["torch"])
+    position, *keys = states["numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, 0, 0.0))  # noqa: NPY002
+    version, *words = states["python"].tolist()
+    random.setstate((version, tuple(words), None))
+    cuda = [states[name] for name in sorted(states) if name.startswith("cuda.")]
+    if cuda and torch.cuda.is_available():
+        if len(cuda) != torch.cuda.device_count():
+            raise ItmError(
+                f"the run was started on {len(cuda)} GPU(s) and cannot go on with {torch.cuda.device_count()}"
+            )
+        torch.cuda.set_rng_state_all(cuda)
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))

@@ -1,0 +1,158 @@
+"""The book's one visual style and its recurring pictures.
+
+Figures have an opaque light background: they read the same on the light and the dark page. Colours are those of
+Okabe and Ito, which stay apart for colour-blind readers; a method keeps its colour through the whole book.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+
+from itm_utils.errors import problem
+
+INK = "#22303c"
+PAPER = "#fdfcf9"
+METHOD_COLOURS = {
+    "chance": "#9a9a9a",
+    "mean-pool": "#6b7a8f",
+    "VSE++": "#999933",
+    "SCAN": "#0072b2",
+    "BFAN": "#56b4e9",
+    "PFAN": "#117733",
+    "VSRN": "#e69f00",
+    "SAEM": "#882255",
+    "SGRAF": "#44aa99",
+    "MMCA": "#cc79a7",
+    "DCPA": "#d55e00",
+    "AOQ": "#332288",
+    "CCR/CCS": "#009e73",
+    "oracle": "#000000",
+}
+WEIGHTS = sns.light_palette("#0072b2", as_cmap=True)  # attention and other things that start at zero
+SCORES = sns.diverging_palette(30, 245, s=85, l=55, as_cmap=True)  # similarities, which have a sign
+
+
+def use_style() -> None:
+    """Set the style for every figure that follows."""
+    sns.set_theme(
+        context="notebook",
+        style="whitegrid",
+        rc={
+            "figure.facecolor": PAPER,
+            "axes.facecolor": PAPER,
+            "savefig.facecolor": PAPER,
+            "figure.figsize": (6.4, 3.6),
+            "figure.dpi": 110,
+            "figure.constrained_layout.use": True,
+            "font.size": 10,
+            "axes.titlesize": 11,
+            "axes.labelsize": 10,
+            "xtick.labelsize": 9,
+            "ytick.labelsize": 9,
+            "legend.fontsize": 9,
+            "legend.frameon": False,
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "axes.edgecolor": "#c9c5bb",
+            "grid.color": "#e6e2d8",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        },
+    )
+
+
+def method_colour(name: str) -> str:
+    """The colour of a method; variants (``"SCAN t2i"``) share that of their method."""
+    for method, colour in METHOD_COLOURS.items():
+        if name == method or name.startswith(method + " "):
+            return colour
+    raise problem(
+        "method", repr(name), f"one of {', '.join(METHOD_COLOURS)}, or one of them and a space and more"
+    )
+
+
+def matrix(
+    values: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    what: str,
+    ax: Axes | None = None,
+    signed: bool = True,
+) -> Axes:
+    """A small matrix with its numbers in the cells: scores (``signed``) or weights.
+
+    values: (rows, columns). what: the label of the colour bar.
+    """
+    values = np.asarray(values)
+    limit = float(np.abs(values).max()) or 1.0
+    ax = ax or plt.subplots(figsize=(1.6 + 0.9 * len(columns), 1.0 + 0.55 * len(rows)))[1]
+    sns.heatmap(
+        values,
+        annot=True,
+        fmt=".2f",
+        cmap=SCORES if signed else WEIGHTS,
+        vmin=-limit if signed else 0.0,
+        vmax=limit,
+        xticklabels=list(columns),
+        yticklabels=list(rows),
+        linewidths=1.5,
+        linecolor=PAPER,
+        cbar_kws={"label": what},
+        ax=ax,
+    )
+    ax.tick_params(axis="y", rotation=0)
+    return ax
+
+
+def training_curves(
+    log: Sequence[Mapping[str, Any]], *, metric: str = "rsum", name: str = "mean-pool"
+) -> tuple[Axes, Axes]:
+    """Loss of every step (thin) with its running mean (thick), and a validation metric where it was measured."""
+    loss = np.array([[record["step"], record["loss"]] for record in log if "loss" in record])
+    measured = np.array(
+        [[record["step"], record[f"val_{metric}"]] for record in log if f"val_{metric}" in record]
+    )
+    _, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2))
+    colour = method_colour(name)
+    left.plot(*loss.T, color=colour, alpha=0.25, linewidth=0.8, label="one batch")
+    window = max(1, len(loss) // 25)
+    smooth = np.convolve(loss[:, 1], np.full(window, 1 / window), mode="valid")
+    left.plot(loss[window - 1 :, 0], smooth, color=colour, label=f"mean of {window}")
+    left.set(xlabel="training step", ylabel="loss", ylim=(0, None))
+    left.legend()
+    right.plot(*measured.T, color=colour, marker="o", markersize=4)
+    right.set(xlabel="training step", ylabel=f"{metric} on dev")
+    return left, right
+
+
+def intervals(values: Mapping[str, tuple[float, float, float]], *, what: str, ax: Axes | None = None) -> Axes:
+    """One row a method: its value as a dot, its interval as a line.
+
+    values: method → (value, low, high).
+    """
+    ax = ax or plt.subplots(figsize=(6.4, 0.9 + 0.45 * len(values)))[1]
+    for row, (name, (value, low, high)) in enumerate(values.items()):
+        ax.plot(
+            [low, high],
+            [row, row],
+            color=method_colour(name),
+            linewidth=3,
+            alpha=0.45,
+            solid_capstyle="round",
+        )
+        ax.plot(value, row, "o", color=method_colour(name), markersize=7)
+        ax.annotate(
+            f"{value:.1f}", (high, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9
+        )
+    ax.set(yticks=range(len(values)), yticklabels=list(values), xlabel=what, ylim=(len(values) - 0.5, -0.5))
+    ax.grid(axis="y", visible=False)
+    return ax

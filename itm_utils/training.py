@@ -1,0 +1,305 @@
+"""The training loop of every chapter: one device or many, interrupted at will, resumed bit for bit."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import set_seed
+from torch import Tensor, nn
+
+from itm_utils import checkpoints
+from itm_utils.batches import PairDataset, pair_loader
+from itm_utils.errors import problem
+from itm_utils.files import write_text
+from itm_utils.matcher import Matcher, PairBatch
+from itm_utils.progress import bar
+
+Objective = Callable[[Matcher, PairBatch], tuple[Tensor, dict[str, float]]]
+Validation = Callable[[Matcher], Mapping[str, float]]
+
+SCHEDULES = ("constant", "step", "cosine")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+PRECISIONS = ("fp32", "bf16")
+KEPT = 2  # checkpoints that stay on disk: the newest, and the one before in case of a damaged disk
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides a run besides model, objective and data. Plain values: papermill can set them."""
+
+    epochs: int = 30
+    batch_size: int = 128
+    learning_rate: float = 2e-4
+    schedule: str = "step"  # constant, step, or cosine with warm restarts
+    decay_every: int = 15  # step: epochs between drops; cosine: epochs of the first cycle
+    decay: float = 0.1  # step: factor of a drop; cosine: lowest rate as a part of the first
+    cycle_growth: int = 1  # cosine: each cycle is this many times as long as the one before
+    clip_norm: float = 2.0  # total gradient norm; 0 for no clipping
+    validate_every: int = 0  # steps; 0 for the end of every epoch
+    checkpoint_every: int = 500  # steps
+    select: str = "rsum"  # the validation metric that chooses the best weights
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "fp32"
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in (("schedule", SCHEDULES), ("device", DEVICES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in choices:
+                raise problem(name, repr(getattr(self, name)), f"one of {', '.join(choices)}")
+        for name in (
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "decay_every",
+            "cycle_growth",
+            "checkpoint_every",
+        ):
+            if getattr(self, name) <= 0:
+                raise problem(name, repr(getattr(self, name)), "a positive number")
+        available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+        if self.device in available and not available[self.device]():
+            raise problem(
+                "device", repr(self.device), "a device this machine has", "Use device='auto' or 'cpu'."
+            )
+
+
+@dataclass
+class TrainResult:
+    """log: the records of ``log.jsonl``. best: validation metrics of the chosen weights, with their step."""
+
+    log: list[dict[str, Any]]
+    best: dict[str, float]
+    seconds: float
+
+
+def rate_factor(config: TrainConfig, epoch: float) -> float:
+    """Learning rate at a (fractional) epoch, as a part of the first. A pure function: nothing to save or restore."""
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "step":
+        return config.decay ** (int(epoch) // config.decay_every)
+    length = config.decay_every
+    while epoch >= length:
+        epoch -= length
+        length *= config.cycle_growth
+    return config.decay + (1 - config.decay) * (1 + math.cos(math.pi * epoch / length)) / 2
+
+
+class _Step(nn.Module):
+    """Objective and model as one module: what several processes synchronise is the gradient of its ``forward``."""
+
+    def __init__(self, model: Matcher, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+
+    def forward(self, batch: PairBatch) -> tuple[Tensor, dict[str, float]]:
+        return self.objective(self.model, batch)
+
+
+def train(
+    model: Matcher,
+    objective: Objective,
+    data: PairDataset,
+    config: TrainConfig,
+    run_dir: str | Path,
+    validate: Validation | None = None,
+    provenance: Mapping[str, str] | None = None,
+) -> TrainResult:
+    """Train ``model`` in place; called again with the same arguments it goes on from the last checkpoint.
+
+    The order of batches, the schedule and every random number depend on ``config`` and the step alone, so a run
+    that was killed at any moment ends in the same weights as one that was not (bit for bit on a CPU; on a GPU as
+    far as its kernels are deterministic). With ``validate`` the model ends with its best weights.
+
+    run_dir: receives ``log.jsonl``, ``best.safetensors`` and the newest checkpoints.
+    provenance: fingerprints of data and vocabulary; a run is not resumed on others.
+    """
+    run = _Run(model, objective, data, config, Path(run_dir), validate, dict(provenance or {}))
+    try:
+        return run.finish()
+    except KeyboardInterrupt:
+        print(
+            f"interrupted at step {run.step}; the same call goes on from the last checkpoint in {run.folder}"
+        )
+        raise
+
+
+class _Run:
+    """The state of one training run."""
+
+    def __init__(
+        self,
+        model: Matcher,
+        objective: Objective,
+        data: PairDataset,
+        config: TrainConfig,
+        folder: Path,
+        validate: Validation | None,
+        provenance: dict[str, str],
+    ) -> None:
+        self.model, self.objective, self.config = model, objective, config
+        self.folder, self.validate, self.provenance = folder, validate, provenance
+        self.step, self.best, self.log, self.seconds = 0, {}, [], 0.0
+        set_seed(config.seed)
+        # Two runs of one process may differ in device or precision; the library remembers the first otherwise.
+        AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
+        precision = "no" if config.precision == "fp32" else config.precision
+        self.accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=precision)
+        self.main = self.accelerator.is_main_process
+        loader = pair_loader(
+            data, config.batch_size, config.seed, config.num_workers, pin=self.device.type == "cuda"
+        )
+        self.sampler = loader.batch_sampler
+        self.steps_per_epoch = len(self.sampler) // self.accelerator.num_processes
+        if self.steps_per_epoch == 0:
+            raise problem(
+                "batch_size",
+                f"{config.batch_size}, less than one batch a process",
+                "more data or smaller batches",
+            )
+        model.to(self.device)
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.Adam(self.trained, lr=config.learning_rate)
+        self.forward, self.optimizer, self.loader = self.accelerator.prepare(
+            _Step(model, objective), optimizer, loader
+        )
+        self._resume()
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device
+
+    @property
+    def total_steps(self) -> int:
+        return self.config.epochs * self.steps_per_epoch
+
+    def finish(self) -> TrainResult:
+        started = time.perf_counter() - self.seconds
+        progress = bar(range(self.total_steps), "train", "step", initial=self.step)
+        while self.step < self.total_steps:
+            epoch, self.sampler.first_batch = divmod(self.step, self.steps_per_epoch)
+            self.sampler.first_batch *= self.accelerator.num_processes
+            self.sampler.epoch = epoch
+            if hasattr(self.objective, "set_epoch"):  # losses that change over time, such as a warm-up
+                self.objective.set_epoch(epoch)
+            for batch in self.loader:
+                record = self._train_step(batch)
+                progress.update()
+                progress.set_postfix(loss=f"{record['loss']:.3f}", best=self.best.get(self.config.select))
+                self.seconds = time.perf_counter() - started
+                self._after_step(record)
+        progress.close()
+        if self.best:
+            checkpoints.load_model(self.folder / "best.safetensors", self.model, self.provenance)
+        return TrainResult(self.log, self.best, self.seconds)
+
+    def _train_step(self, batch: PairBatch) -> dict[str, float]:
+        self.model.train()
+        rate = self.config.learning_rate * rate_factor(self.config, self.step / self.steps_per_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss, logs = self.forward(batch)
+        if not torch.isfinite(loss):
+            raise problem(
+                "loss",
+                f"{loss.item()} at step {self.step}",
+                "a finite number",
+                f"Look at the batch: images {batch.images.ids.tolist()[:5]} …",
+            )
+        self.optimizer.zero_grad()
+        self.accelerator.backward(loss)
+        norm = self.accelerator.clip_grad_norm_(self.trained, self.config.clip_norm or math.inf)
+        self.optimizer.step()
+        self.step += 1
+        return {"step": self.step, "loss": loss.item(), "rate": rate, "gradient_norm": float(norm), **logs}
+
+    def _after_step(self, record: dict[str, float]) -> None:
+        """Log, then validate, then save: a checkpoint holds all that happened up to its step."""
+        self._write_log(record)
+        every = self.config.validate_every or self.steps_per_epoch
+        if self.validate is not None and (self.step % every == 0 or self.step == self.total_steps):
+            self._validate()
+        if self.step % self.config.checkpoint_every == 0 or self.step == self.total_steps:
+            self._save()
+
+    def _validate(self) -> None:
+        metrics = {name: float(value) for name, value in self.validate(self.model).items()}
+        if self.config.select not in metrics:
+            raise problem("select", repr(self.config.select), f"one of {', '.join(metrics)}")
+        self._write_log({"step": self.step, **{f"val_{name}": value for name, value in metrics.items()}})
+        if not self.best or metrics[self.config.select] > self.best[self.config.select]:
+            self.best = {"step": self.step, **metrics}
+            if self.main:
+                checkpoints.save_model(
+                    self.folder / "best.safetensors", self.model, self.provenance, best=self.best
+                )
+
+    def _write_log(self, record: dict[str, float]) -> None:
+        self.log.append(record)
+        if self.main:
+            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must share with this run. Workers and device may change: they decide no number."""
+        settings = {
+            k: v
+            for k, v in asdict(self.config).items()
+            if k not in ("num_workers", "device", "checkpoint_every")
+        }
+        settings["steps_per_epoch"] = self.steps_per_epoch
+        return checkpoints.model_info(self.model, self.provenance) | {"settings": settings}
+
+    def _save(self) -> None:
+        if self.main:
+            weights = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+            tensors = weights | checkpoints.optimizer_tensors(self.optimizer) | checkpoints.rng_tensors()
+            info = self._identity() | {"step": self.step, "best": self.best, "seconds": self.seconds}
+            checkpoints.write_checkpoint(self.folder / f"step-{self.step:08d}.safetensors", tensors, info)
+            for old in self._checkpoint_files()[:-KEPT]:
+                old.unlink()
+        self.accelerator.wait_for_everyone()
+
+    def _checkpoint_files(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*.safetensors"))
+
+    def _resume(self) -> None:
+        """Go back to the newest checkpoint, and cut the log to what it knows."""
+        files = self._checkpoint_files()
+        if files:
+            checkpoint = checkpoints.read_checkpoint(files[-1])
+            checkpoints.check_same(files[-1], checkpoint.info, self._identity())
+            checkpoints.load_weights(files[-1], self.model, checkpoint)
+            checkpoints.restore_optimizer(self.optimizer, checkpoint)
+            checkpoints.restore_rng(checkpoint)
+            self.step, self.best, self.seconds = (checkpoint.info[key] for key in ("step", "best", "seconds"))
+        if self.main:
+            for left_over in self.folder.glob(".*.tmp"):  # of a process that was killed while writing
+                left_over.unlink()
+            self.log = _cut_log(self.folder / "log.jsonl", self.step)
+        self.accelerator.wait_for_everyone()
+
+
+def _cut_log(path: Path, step: int) -> list[dict[str, Any]]:
+    """Keep the records up to ``step``; a line that was cut off by a kill is dropped with those after it."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if record["step"] <= step:
+            kept.append(record)
+    write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+    return kept
