@@ -1,0 +1,119 @@
+"""The ``itm`` command. Heavy modules are imported inside the commands, so that ``itm --help`` is quick."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from itm_utils.errors import ItmError
+
+
+class Group(TyperGroup):
+    """Shows what a reader can put right as one line instead of a traceback."""
+
+    def invoke(self, ctx: typer.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (ItmError, OSError) as error:
+            typer.echo(f"itm: {error}", err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, help="Tools of the book.")
+notebooks = typer.Typer(no_args_is_help=True, help="Check, run and copy the chapters.")
+book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
+app.add_typer(notebooks, name="notebooks")
+app.add_typer(book, name="book")
+
+
+def project_root() -> Path:
+    """The repository around the current folder."""
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / "pyproject.toml").is_file() and (folder / "notebooks").is_dir():
+            return folder
+    raise ItmError(
+        "No notebooks/ beside a pyproject.toml here or above: run itm inside the book's repository."
+    )
+
+
+@app.command()
+def export(
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a module is stale.")] = False,
+) -> None:
+    """Copy the chapters' `#| export` cells to itm_utils/models/."""
+    from itm_utils import export as exporter
+
+    root = project_root()
+    if not check:
+        for path in exporter.export(root):
+            typer.echo(f"{path.relative_to(root)}: {'written' if path.exists() else 'removed'}")
+        return
+    stale = exporter.stale_modules(root, exporter.render_all(root))
+    for path, difference in sorted(stale.items()):
+        typer.echo(f"{path.relative_to(root)}: stale, {difference}: run `itm export`", err=True)
+    raise typer.Exit(bool(stale))
+
+
+@notebooks.command()
+def lint(
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Chapters or paths; all chapters if none.")
+    ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Repair counts, metadata and cell ids.")] = False,
+) -> None:
+    """Check the rules every committed notebook keeps."""
+    from itm_utils.notebook_lint import lint_file
+    from itm_utils.notebooks import find_notebooks
+
+    findings = [text for path in find_notebooks(project_root(), files or []) for text in lint_file(path, fix)]
+    for text in findings:
+        typer.echo(text, err=True)
+    raise typer.Exit(bool(findings))
+
+
+@notebooks.command()
+def run(
+    names: Annotated[list[str] | None, typer.Argument(help="Chapters, e.g. 01_vsepp; all if none.")] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Store the outputs in notebooks/.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Notebooks run at the same time.")] = 2,
+) -> None:
+    """Run chapters on the embedded data; copies under _build/ are kept while nothing changes."""
+    from itm_utils.notebooks import run_notebooks
+
+    start = time.perf_counter()
+    failed = run_notebooks(project_root(), names or [], in_place, jobs)
+    if failed:
+        typer.echo(f"failed: {', '.join(failed)}", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"notebooks: {time.perf_counter() - start:.0f} s")
+
+
+@notebooks.command()
+def launch(
+    folder: Annotated[Path, typer.Argument(help="Where the copies go.")],
+    repository: Annotated[str, typer.Option(help="Address of the repository the package is installed from.")],
+    ref: Annotated[str, typer.Option(help="Branch, tag or commit of it.")],
+) -> None:
+    """Write copies for launch buttons: no outputs, plain Markdown, a cell that installs the package."""
+    from itm_utils.launch import launch_copies
+
+    copies = launch_copies(project_root(), folder, repository.rstrip("/"), ref)
+    typer.echo(f"{folder}: {len(copies)} notebooks")
+
+
+@book.command()
+def build(
+    executed: Annotated[bool, typer.Option("--executed", help="Show the copies run under _build/.")] = False,
+) -> None:
+    """Build _build/html/index.html; warnings are errors."""
+    from itm_utils import book as builder
+
+    start = time.perf_counter()
+    if not builder.build(project_root(), executed):
+        typer.echo("book: the build failed; the warnings stand above", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"pages: {time.perf_counter() - start:.0f} s; _build/html/index.html")
