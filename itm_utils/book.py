@@ -53,16 +53,23 @@ def stage(root: Path, executed: bool) -> list[Path]:
     return changed
 
 
+def pages_of(toc: Path) -> set[str]:
+    """The pages a table of contents names, without suffix."""
+    import yaml
+    from sphinx_external_toc.parsing import MalformedError, parse_toc_yaml
+
+    try:
+        return {name.removesuffix(".md").removesuffix(".ipynb") for name in parse_toc_yaml(toc)}
+    except (yaml.YAMLError, MalformedError) as error:
+        raise problem(toc, " ".join(str(error).split()), "a table of contents") from None
+
+
 def has_stale_pages(root: Path) -> bool:
     """Whether the HTML holds a page that the table of contents no longer names."""
-    from sphinx_external_toc.parsing import parse_toc_yaml
-
-    pages = {str(Path(name).with_suffix("")) for name in parse_toc_yaml(root / "_toc.yml")}
     html = root / "_build/html"
-    built = {path.relative_to(html).with_suffix("") for path in html.rglob("*.html")}
-    return any(
-        page.as_posix() not in pages | SPHINX_PAGES and not page.parts[0].startswith("_") for page in built
-    )
+    built = {path.relative_to(html).with_suffix("").as_posix() for path in html.rglob("*.html")}
+    known = pages_of(root / "_toc.yml") | SPHINX_PAGES
+    return any(page not in known and not page.startswith("_") for page in built)
 
 
 def build(root: Path, executed: bool) -> bool:
@@ -72,7 +79,7 @@ def build(root: Path, executed: bool) -> bool:
     # that failed or was cut short, after a change of layout or of our extension, it starts afresh.
     unfinished = root / "_build/.unfinished"
     extension_changed = any(path.is_relative_to("book/_ext") for path in changed)
-    if unfinished.exists() or extension_changed or has_stale_pages(root):
+    if has_stale_pages(root) or unfinished.exists() or extension_changed:
         for name in ("html", ".doctrees"):
             shutil.rmtree(root / "_build" / name, ignore_errors=True)
     unfinished.touch()

@@ -35,9 +35,7 @@ def project_root() -> Path:
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "pyproject.toml").is_file() and (folder / "notebooks").is_dir():
             return folder
-    raise ItmError(
-        "No notebooks/ beside a pyproject.toml here or above: run itm inside the book's repository."
-    )
+    raise ItmError("No notebooks/ beside a pyproject.toml here or above: run itm inside the book's repository.")
 
 
 @app.command()
@@ -60,9 +58,7 @@ def export(
 
 @notebooks.command()
 def lint(
-    files: Annotated[
-        list[str] | None, typer.Argument(help="Chapters or paths; all chapters if none.")
-    ] = None,
+    files: Annotated[list[str] | None, typer.Argument(help="Chapters or paths; all chapters if none.")] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Repair counts, metadata and cell ids.")] = False,
 ) -> None:
     """Check the rules every committed notebook keeps."""

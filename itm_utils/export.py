@@ -18,7 +18,7 @@ from itm_utils.notebooks import find_notebooks, read_notebook, write_text
 MODELS = Path("itm_utils/models")
 MARK = re.compile(r"#\s?\|\s*export[ \t]*(?:\n|$)")
 GENERATED = "# Generated from "
-LINE_LENGTH = 110  # as in pyproject.toml, so that the formatter leaves the imports alone
+LINE_LENGTH = 88  # as in notebooks/ruff.toml: a module reads like its chapter
 
 
 @dataclass
@@ -106,10 +106,7 @@ def defined_name(where: str, statement: ast.stmt) -> str:
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return name
-        case (
-            ast.Assign(targets=[ast.Name(id=name)])
-            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr())
-        ):
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
             if name == "__all__" or re.fullmatch(r"_?[A-Z][A-Z0-9_]*", name):
                 return name
     raise problem(
@@ -154,9 +151,7 @@ def render_all(root: Path) -> dict[Path, str]:
     listing = []
     for path in find_notebooks(root):
         module = Module(f"notebooks/{path.name}")
-        exported = [
-            cell for cell in read_notebook(path).cells if cell.cell_type == "code" and MARK.match(cell.source)
-        ]
+        exported = [cell for cell in read_notebook(path).cells if cell.cell_type == "code" and MARK.match(cell.source)]
         for cell in exported:
             module.add(cell)
         if not exported:

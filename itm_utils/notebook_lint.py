@@ -115,9 +115,7 @@ def check_images(source: str) -> Iterator[str]:
     for tag in re.findall(r"<img\b[^>]*>", source):
         found = re.search(r"""\balt=(["'])(.*?)\1""", tag)
         yield from check_alt(found[2] if found else "")
-    for _, body in re.findall(
-        r"^(`{3,}|:{3,})\{(?:figure|image)\}(.*?)^\1", source, re.DOTALL | re.MULTILINE
-    ):
+    for _, body in re.findall(r"^(`{3,}|:{3,})\{(?:figure|image)\}(.*?)^\1", source, re.DOTALL | re.MULTILINE):
         found = re.search(r"^:?alt:(.*)$", body, re.MULTILINE)
         yield from check_alt(found[1] if found else "")
 

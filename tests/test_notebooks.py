@@ -58,9 +58,7 @@ BAD_CELLS = {
     "stray metadata colab": code("1", "x", colab={}),
     "injected by papermill": code("1", "x", tags=["injected-parameters"]),
     "raises-exception": code("1", "x", tags=["raises-exception"]),
-    "stored error (KeyError)": code(
-        "1", "x", [v4.new_output("error", ename="KeyError", evalue="", traceback=[])]
-    ),
+    "stored error (KeyError)": code("1", "x", [v4.new_output("error", ename="KeyError", evalue="", traceback=[])]),
     "stored stderr": code("1", "x", [v4.new_output("stream", name="stderr", text="Warning")]),
     "a path of one machine": code("1", "x", [printed("saved to /home/me/out\n")]),
     "without alt text": image(**FIGURE),
@@ -72,9 +70,7 @@ BAD_CELLS = {
     "stands on several cells": code("1", "title"),
     "2 cells tagged `parameters`": code("x: int = 1  # one", "x", tags=["parameters"]),
     "not a typed literal": code("x = 1  # one", "x", tags=["parameters"]),
-    "`y: int = x` is not a typed literal": code(
-        "x: int = 1  # one\ny: int = x  # two", "x", tags=["parameters"]
-    ),
+    "`y: int = x` is not a typed literal": code("x: int = 1  # one\ny: int = x  # two", "x", tags=["parameters"]),
     "has no comment": code("x: list = [\n    1,  # one\n]", "x", tags=["parameters"]),
 }
 
@@ -206,9 +202,7 @@ def test_edits_made_during_a_run_are_not_overwritten(path: Path) -> None:
 
 
 def test_interrupt_leaves_no_kernel_behind(path: Path) -> None:
-    source = (
-        "import os, time\nfrom pathlib import Path\nPath('pid').write_text(str(os.getpid()))\ntime.sleep(300)"
-    )
+    source = "import os, time\nfrom pathlib import Path\nPath('pid').write_text(str(os.getpid()))\ntime.sleep(300)"
     add_cell(path, code(source, "sleep"))
     command = [sys.executable, "-c", "from itm_utils.cli import app; app()", "notebooks", "run"]
     process = subprocess.Popen(command, cwd=path.parent, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -234,9 +228,7 @@ def test_nbval_sees_one_altered_output(path: Path) -> None:
     command = [sys.executable, "-m", "pytest", *options, "notebooks"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=path.parents[1])
     assert result.returncode == 1
-    assert "1 failed, 19 passed" in result.stdout and "02_altered.ipynb::Cell 9" in result.stdout, (
-        result.stdout
-    )
+    assert "1 failed, 19 passed" in result.stdout and "02_altered.ipynb::Cell 9" in result.stdout, result.stdout
 
 
 def test_papermill_runs_a_clean_notebook_with_a_parameter(path: Path, tmp_path: Path) -> None:
@@ -323,9 +315,7 @@ def test_launch_copies_are_plain(path: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_install_cell_keeps_torch_and_numpy(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_install_cell_keeps_torch_and_numpy(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [copy] = launch_copies(path.parents[1], tmp_path / "copies", "https://github.com/o/r", "v1")
     monkeypatch.chdir(tmp_path)
     python = [line for line in read_notebook(copy).cells[0].source.splitlines() if not line.startswith("%")]

@@ -90,6 +90,7 @@ def silence_thebe(app: Sphinx) -> None:
         for listener in list(listeners):
             if listener.handler.__module__ == "sphinx_thebe":
                 app.disconnect(listener.id)
+    app.registry.css_files = [file for file in app.registry.css_files if file[0] != "sphinx-thebe.css"]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
