@@ -1,0 +1,158 @@
+"""Pictures of the little world for people: families, groundings and proposals."""
+
+from __future__ import annotations
+
+import textwrap
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from itm_utils.figures import INK, PAPER
+from itm_utils.scenes.captions import Caption
+from itm_utils.scenes.draw import draw
+from itm_utils.scenes.load import SceneSplit
+from itm_utils.scenes.logic import is_true
+from itm_utils.scenes.world import CANVAS
+
+SCALE = 5  # drawn with more pixels for the eye; boxes keep the coordinates of the 96 x 96 picture
+GREY = "#8a8a92"
+PHRASE_COLOURS = ("#d55e00", "#0072b2", "#009e73")  # safe for colour-blind readers, legible on the paper
+ROLE_NAMES = {
+    "alone": "alone",
+    "base": "base",
+    "retake": "retake",
+    "binding": "edit: binding",
+    "count": "edit: count",
+    "swap": "edit: places swapped",
+    "colour": "edit: colour",
+    "pattern": "edit: pattern",
+    "size": "edit: size",
+    "shape": "edit: shape",
+}
+
+
+def family_of(data: SceneSplit, number: int) -> list[int]:
+    """The picture first, then the rest of its family."""
+    family = data.scenes[number].family
+    return [number, *(k for k, s in enumerate(data.scenes) if s.family == family and k != number)]
+
+
+def family_text(data: SceneSplit, members: list[int]) -> str:
+    """Every caption of a family with a mark for each picture it is true of."""
+    lines = [f"{number}. {data.name} {k}: {ROLE_NAMES[data.scenes[k].role]}" for number, k in enumerate(members, 1)]
+    lines.append("")
+    for number, k in enumerate(members, 1):
+        for caption in captions_of(data, k):
+            true = [str(n) for n, other in enumerate(members, 1) if is_true(caption.claim, data.scenes[other])]
+            lines.append(f"{number}  {caption.text}  (true of {', '.join(true)})")
+    return "\n".join(lines)
+
+
+def captions_of(data: SceneSplit, number: int) -> list[Caption]:
+    """The five captions of a picture."""
+    return [data.captions[c] for c in np.flatnonzero(data.owner == number)]
+
+
+def family_figure(data: SceneSplit, members: list[int], captions: int = 1) -> Figure:
+    """The family side by side; below, captions of each with the pictures they fit."""
+    columns = len(members)
+    figure = new_figure(2.5 * columns, 2.9 + 0.36 * captions * columns)
+    height = 2.5 / figure.get_figheight()
+    for column, k in enumerate(members):
+        axes = figure.add_axes([(column + 0.03) / columns, 0.985 - height, 0.94 / columns, height * 0.94])
+        show_picture(axes, data, k)
+        axes.set_title(f"{column + 1}  {ROLE_NAMES[data.scenes[k].role]}", loc="left", fontsize=10.5)
+    top = 0.985 - height - 0.2 / figure.get_figheight()
+    step = 0.36 / figure.get_figheight()
+    for row, (column, k, n) in enumerate((c, k, n) for c, k in enumerate(members) for n in range(captions)):
+        caption = captions_of(data, k)[n]
+        y = top - row * step
+        figure.text(0.008, y, f"{column + 1}", fontsize=11, color=GREY, va="center", weight="bold")
+        write_caption(figure, 0.03, y, caption)
+        for other, picture in enumerate(members):
+            true = is_true(caption.claim, data.scenes[picture])
+            mark_truth(figure, 0.80 + 0.2 * (other + 0.5) / columns, y, true)
+    for other in range(columns):
+        x = 0.80 + 0.2 * (other + 0.5) / columns
+        figure.text(x, top + 0.55 * step, f"{other + 1}", fontsize=9, color=GREY, ha="center", va="bottom")
+    return figure
+
+
+def mark_truth(figure: Figure, x: float, y: float, true: bool) -> None:
+    """A filled dot for true, an open one for false: shape, not only colour, tells them apart."""
+    figure.text(
+        x, y, "●" if true else "○", fontsize=12, ha="center", va="center", color="#009e73" if true else "#b9b7b0"
+    )
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure on the book's paper, not tied to any window."""
+    with matplotlib.rc_context({"font.family": "DejaVu Sans"}):
+        return Figure(figsize=(width, height), facecolor=PAPER)
+
+
+def show_picture(axes, data: SceneSplit, number: int, raw: bool = False) -> None:
+    """One picture: drawn large, or (``raw``) the very pixels of the dataset."""
+    pixels = data.pictures[number] if raw else draw(data.scenes[number], SCALE)
+    axes.imshow(pixels, extent=(0, CANVAS, CANVAS, 0), interpolation="nearest" if raw else "antialiased")
+    axes.set(xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def add_box(axes, box, colour: str, width: float = 2.0, **more) -> None:
+    """Outline a box in pixel coordinates, with a light halo so that it shows on every place."""
+    x1, y1, x2, y2 = box
+    halo = Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor="white", linewidth=width + 1.6, alpha=0.75)
+    axes.add_patch(halo)
+    axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=width, **more))
+
+
+def write_caption(figure: Figure, x: float, y: float, caption: Caption, size: float = 11) -> None:
+    """A caption on one line, its noun phrases in the colours of their boxes."""
+    renderer = figure.canvas.get_renderer() if hasattr(figure.canvas, "get_renderer") else None
+    at = 0
+    pieces = []
+    for phrase, colour in zip(caption.phrases, PHRASE_COLOURS, strict=False):
+        pieces += [(caption.text[at : phrase.start], INK, "normal"), (phrase.text, colour, "bold")]
+        at = phrase.end
+    pieces.append((caption.text[at:], INK, "normal"))
+    for text, colour, weight in pieces:
+        # Spaces at the ends of a text have no extent: a thin bar measures them.
+        drawn = figure.text(x, y, text, color=colour, weight=weight, fontsize=size, va="center")
+        x += _text_width(figure, drawn, text, renderer)
+
+
+def _text_width(figure: Figure, drawn, text: str, renderer) -> float:
+    """Width of a text with its outer spaces, as a share of the figure."""
+    probe = figure.text(0, 0, f"|{text}|", fontsize=drawn.get_fontsize(), weight=drawn.get_weight())
+    bars = figure.text(0, 0, "||", fontsize=drawn.get_fontsize(), weight=drawn.get_weight())
+    width = probe.get_window_extent(renderer).width - bars.get_window_extent(renderer).width
+    probe.remove()
+    bars.remove()
+    return width / (figure.get_figwidth() * figure.dpi)
+
+
+def grounding_figure(data: SceneSplit, number: int, proposals: np.ndarray, caption: int = 0) -> Figure:
+    """Three views of a picture: one caption's phrases and boxes, the proposals, and the pixels as they are."""
+    chosen = captions_of(data, number)[caption]
+    figure = new_figure(11, 4.25)
+    views = [figure.add_axes([0.012 + k * 0.332, 0.13, 0.312, 0.80]) for k in range(3)]
+    titles = ("phrases and their boxes", f"{len(proposals)} proposals", "the 96 × 96 pixels the network sees")
+    for axes, title in zip(views, titles, strict=True):
+        show_picture(axes, data, number, raw=axes is views[2])
+        axes.set_title(title, loc="left", fontsize=10.5, color=INK)
+    for phrase, colour in zip(chosen.phrases, PHRASE_COLOURS, strict=False):
+        for toy in phrase.toys:
+            add_box(views[0], data.boxes[number][toy], colour, 2.4)
+    for box in proposals:
+        add_box(views[1], box, "#3b3b98", 1.1, alpha=0.9)
+    write_caption(figure, 0.014, 0.055, chosen, 12)
+    return figure
+
+
+def wrap(text: str, width: int = 34) -> str:
+    """Break a caption for a narrow column."""
+    return "\n".join(textwrap.wrap(text, width))
