@@ -75,16 +75,15 @@ class PairDataset(Dataset):
     def __len__(self) -> int:
         return self.split.n_captions
 
-    def __getitem__(self, caption: int) -> PairBatch:
-        return self.__getitems__([caption])
-
-    def __getitems__(self, captions: list[int]) -> PairBatch:
+    def __getitem__(self, captions: int | list[int]) -> PairBatch:
         """A whole batch at once: rows are read together, and padded once."""
-        captions = np.asarray(captions)
+        captions = np.atleast_1d(captions)
         return PairBatch(
             images=image_batch(self.split, self.split.owner[captions]),
             texts=self.texts.batch(captions),
         )
+
+    __getitems__ = __getitem__  # the name under which a DataLoader asks for a whole batch
 
 
 class ResumableBatches(Sampler[list[int]]):

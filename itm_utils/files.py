@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
             path, f"that it cannot be written ({reason})", "a writable folder with free space"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # already renamed, or never made
+            temporary.unlink()
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -20,12 +20,13 @@ SHAPES = ("cube", "ball", "cone", "ring", "star", "cup")
 
 
 def toy_regions() -> torch.Tensor:
-    """(2, 3, 4): two images, three regions each, four numbers a region (red, blue, cube, ball)."""
-    red_cube, blue_ball, blue_cube, red_ball = (1, 0, 1, 0), (0, 1, 0, 1), (0, 1, 1, 0), (1, 0, 0, 1)
+    """(2, 3, 4): two images, three regions each, four numbers a region (red, blue, cube, ball).
+
+    Image 0 shows a red cube and a blue ball, image 1 a blue cube and a blue ball; both have some background.
+    """
+    red_cube, blue_cube, blue_ball = (1, 0, 1, 0), (0, 1, 1, 0), (0, 1, 0, 1)
     background = (0.25, 0.25, 0.25, 0.25)
-    return torch.tensor(
-        [[red_cube, blue_ball, background], [blue_cube, red_ball, background]], dtype=torch.float32
-    )
+    return torch.tensor([[red_cube, blue_ball, background], [blue_cube, blue_ball, background]], dtype=torch.float32)
 
 
 def toy_words() -> torch.Tensor:

@@ -101,11 +101,7 @@ def slow_ranks(scores: np.ndarray, owner: np.ndarray) -> tuple[list[int], list[i
 
     i2t = []
     for image in range(len(scores)):
-        own = [
-            scores[image, c]
-            for c in range(len(owner))
-            if owner[c] == image and not np.isnan(scores[image, c])
-        ]
+        own = [scores[image, c] for c in range(len(owner)) if owner[c] == image and not np.isnan(scores[image, c])]
         others = [scores[image, c] for c in range(len(owner)) if owner[c] != image]
         i2t.append(sum(stands_before(s, max(own)) for s in others) if own else len(owner))
     t2i = []
@@ -146,9 +142,7 @@ def test_recall_grows_with_k_and_ignores_the_order_of_wrong_candidates(case, see
     order = np.random.default_rng(seed).permutation(len(scores))
     shuffled = scores[order]
     columns = np.concatenate([np.flatnonzero(owner == image) for image in order])
-    again = evaluate(
-        Scores.same(shuffled[:, columns]), np.repeat(np.arange(len(order)), np.bincount(owner)[order])
-    )
+    again = evaluate(Scores.same(shuffled[:, columns]), np.repeat(np.arange(len(order)), np.bincount(owner)[order]))
     assert again.rsum == pytest.approx(result.rsum)
 
 

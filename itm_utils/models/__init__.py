@@ -2,5 +2,5 @@
 
 """The models of the book, one module a chapter.
 
-No chapter exports anything yet.
+* ``keeping_score`` from ``notebooks/00_keeping_score.ipynb``
 """

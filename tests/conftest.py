@@ -1,0 +1,61 @@
+"""Small data in the real file format, and the matchers that every generic test goes through."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import itm_utils.models
+from itm_utils.batches import PairDataset, WordCaptions
+from itm_utils.matcher import Matcher
+from itm_utils.precomp import PrecompSplit, open_split
+from itm_utils.text import Vocabulary
+from itm_utils.toy import write_toy_dataset
+
+# Two threads on two busy cores wait for each other; one thread a process is faster and repeatable.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def toy_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_dataset(tmp_path_factory.mktemp("toy"), {"train": 40, "dev": 12, "test": 12})
+
+
+@pytest.fixture(scope="session")
+def toy_vocabulary(toy_root: Path) -> Vocabulary:
+    return Vocabulary.load(toy_root / "toy_vocab.json")
+
+
+@pytest.fixture
+def toy_train(toy_root: Path) -> PrecompSplit:
+    return open_split(toy_root, "train")
+
+
+@pytest.fixture
+def toy_pairs(toy_train: PrecompSplit, toy_vocabulary: Vocabulary) -> PairDataset:
+    return PairDataset(toy_train, WordCaptions(toy_train, toy_vocabulary))
+
+
+def exported(kind: type | None = None) -> list:
+    """Every class or function that the chapters export, optionally only subclasses of ``kind``."""
+    found = []
+    for module in pkgutil.iter_modules(itm_utils.models.__path__):
+        loaded = importlib.import_module(f"itm_utils.models.{module.name}")
+        for value in vars(loaded).values():
+            if getattr(value, "__module__", None) != loaded.__name__:
+                continue
+            if kind is None or (inspect.isclass(value) and issubclass(value, kind)):
+                found.append(value)
+    return found
+
+
+def small(matcher: type[Matcher], vocabulary_size: int, image_dim: int) -> Matcher:
+    """A matcher of a few units, built from the arguments that all of them share."""
+    return matcher(vocabulary_size=vocabulary_size, image_dim=image_dim, width=8)

@@ -1,0 +1,208 @@
+"""The precomputed format: what is read, what is refused, and what it costs."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from itm_utils.errors import ItmError
+from itm_utils.precomp import open_split, read_captions
+
+
+def write(
+    root: Path, rows: int = 4, captions: int | None = None, shape: tuple[int, ...] = (3, 5), dtype=np.float32
+) -> Path:
+    root.mkdir(exist_ok=True)
+    features = np.random.default_rng(0).normal(size=(rows, *shape)).astype(dtype)
+    np.save(root / "dev_ims.npy", features)
+    lines = [f"caption number {n}" for n in range(5 * rows if captions is None else captions)]
+    (root / "dev_caps.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return root
+
+
+def test_five_captions_a_row(tmp_path: Path) -> None:
+    split = open_split(write(tmp_path), "dev")
+    assert (split.n_images, split.n_captions, split.feature_dim) == (4, 20, 5)
+    assert split.owner.tolist() == [n // 5 for n in range(20)]
+    features = np.load(tmp_path / "dev_ims.npy")
+    np.testing.assert_array_equal(split.regions(np.array([3, 0, 3])), features[[3, 0, 3]])
+
+
+def test_files_that_repeat_every_image_five_times(tmp_path: Path) -> None:
+    write(tmp_path, rows=20, captions=20)
+    once = np.random.default_rng(1).normal(size=(4, 3, 5)).astype(np.float32)
+    np.save(tmp_path / "dev_ims.npy", np.repeat(once, 5, axis=0))
+    np.save(tmp_path / "dev_sizes.npy", np.arange(1, 41).reshape(20, 2))
+    (tmp_path / "dev_ids.txt").write_text("\n".join(f"p{n // 5}" for n in range(20)))
+    split = open_split(tmp_path, "dev")
+    assert (split.n_images, split.repeat) == (4, 5)
+    assert split.owner.tolist() == [n // 5 for n in range(20)]
+    np.testing.assert_array_equal(split.regions(np.arange(4)), once)
+    assert split.image_of_id == {"p0": 0, "p1": 1, "p2": 2, "p3": 3}
+    assert len(split.sizes) == 4
+
+
+def test_one_caption_an_image_is_no_repetition(tmp_path: Path) -> None:
+    split = open_split(write(tmp_path, rows=20, captions=20), "dev")
+    assert (split.n_images, split.repeat) == (20, 1)
+
+
+def test_captions_per_image_is_data(tmp_path: Path) -> None:
+    write(tmp_path, rows=3, captions=18)
+    owner = np.repeat([0, 1, 2], [5, 6, 7])
+    np.save(tmp_path / "dev_owners.npy", owner)
+    split = open_split(tmp_path, "dev")
+    assert split.n_images == 3
+    np.testing.assert_array_equal(split.owner, owner)
+    assert split.first(2).n_captions == 11
+
+
+def test_a_dev_split_of_1014_images_is_read_whole_and_can_be_cut(tmp_path: Path) -> None:
+    split = open_split(write(tmp_path, rows=1014, shape=(1, 2)), "dev")
+    assert (split.n_images, split.n_captions) == (1014, 5070)
+    cut = split.first(1000)
+    assert (cut.n_images, cut.n_captions, cut.owner[-1]) == (1000, 5000, 999)
+
+
+def test_single_vectors_count_as_one_region(tmp_path: Path) -> None:
+    split = open_split(write(tmp_path, shape=(7,)), "dev")
+    assert split.regions(np.array([1, 2])).shape == (2, 1, 7)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_precisions_become_float32(tmp_path: Path, dtype) -> None:
+    assert open_split(write(tmp_path, dtype=dtype), "dev").regions(np.array([0])).dtype == np.float32
+
+
+def test_captions_are_text_from_the_first_byte(tmp_path: Path) -> None:
+    path = tmp_path / "dev_caps.txt"
+    path.write_bytes("\ufeffA man’s café\n  two dogs\u2028here \n".encode())
+    assert read_captions(path) == ["A man’s café", "two dogs\u2028here"]
+
+
+def test_a_copy_for_a_worker_does_not_carry_the_features(tmp_path: Path) -> None:
+    split = open_split(write(tmp_path, rows=2000, shape=(10, 10)), "dev")
+    sent = pickle.dumps(split.features)
+    assert len(sent) < 2000
+    np.testing.assert_array_equal(pickle.loads(sent).rows(np.array([7])), split.features.rows(np.array([7])))
+
+
+def broken(tmp_path: Path, how: str) -> None:
+    """Damage one thing in a good dataset."""
+    write(tmp_path)
+    if how == "no features":
+        (tmp_path / "dev_ims.npy").unlink()
+    elif how == "no captions":
+        (tmp_path / "dev_caps.txt").unlink()
+    elif how == "captions":
+        write(tmp_path, captions=19)
+    elif how == "empty line":
+        lines = [f"caption {n}" for n in range(20)]
+        lines[12] = "  "
+        (tmp_path / "dev_caps.txt").write_text("\n".join(lines))
+    elif how == "bytes":
+        (tmp_path / "dev_caps.txt").write_text("\n".join(repr(f"a man {n}".encode()) for n in range(20)))
+    elif how == "latin-1":
+        (tmp_path / "dev_caps.txt").write_bytes("caf\xe9\n".encode("latin-1") * 20)
+    elif how == "dtype":
+        write(tmp_path, dtype=np.int64)
+    elif how == "rank":
+        write(tmp_path, shape=(3, 5, 2))
+    elif how == "truncated":
+        content = (tmp_path / "dev_ims.npy").read_bytes()
+        (tmp_path / "dev_ims.npy").write_bytes(content[:-40])
+    elif how == "no npy":
+        (tmp_path / "dev_ims.npy").write_text("hello")
+    elif how == "boxes":
+        np.save(tmp_path / "dev_boxes.npy", np.zeros((4, 2, 4)))
+    elif how == "sizes":
+        np.save(tmp_path / "dev_sizes.npy", np.zeros((3, 2)))
+    elif how == "ids":
+        (tmp_path / "dev_ids.txt").write_text("a\nb\n")
+    elif how == "owners":
+        np.save(tmp_path / "dev_owners.npy", np.array([0] * 10 + [2] * 10))
+
+
+@pytest.mark.parametrize(
+    ("how", "file", "message"),
+    [
+        ("no features", "dev_ims.npy", "no such file"),
+        ("no captions", "dev_caps.txt", "no such file"),
+        ("captions", "dev_caps.txt", "19 captions for 4 feature rows"),
+        ("empty line", "dev_caps.txt", "empty caption in line 13"),
+        ("bytes", "dev_caps.txt", "printed bytes"),
+        ("latin-1", "dev_caps.txt", "not UTF-8"),
+        ("dtype", "dev_ims.npy", "int64"),
+        ("rank", "dev_ims.npy", r"shape \(4, 3, 5, 2\)"),
+        ("truncated", "dev_ims.npy", "cannot be mapped"),
+        ("no npy", "dev_ims.npy", "cannot be mapped"),
+        ("boxes", "dev_boxes.npy", r"\(4, 2\)"),
+        ("sizes", "dev_sizes.npy", r"\(3, 2\)"),
+        ("ids", "dev_ids.txt", "2 names"),
+        ("owners", "dev_owners.npy", "jump"),
+    ],
+)
+def test_bad_input_is_one_clear_error(tmp_path: Path, how: str, file: str, message: str) -> None:
+    broken(tmp_path, how)
+    with pytest.raises(ItmError, match=message) as caught:
+        open_split(tmp_path, "dev")
+    assert file in str(caught.value)
+    assert "expected" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_is_found_in_the_batch_that_reads_it(tmp_path: Path, value: float) -> None:
+    write(tmp_path)
+    features = np.load(tmp_path / "dev_ims.npy")
+    features[2, 1, 4] = value
+    np.save(tmp_path / "dev_ims.npy", features)
+    split = open_split(tmp_path, "dev")
+    split.regions(np.array([0, 3]))
+    with pytest.raises(ItmError, match=r"dev_ims\.npy: found a NaN or infinity in row 2"):
+        split.regions(np.array([3, 2]))
+
+
+def test_unknown_split_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ItmError, match="a split of this folder: dev"):
+        open_split(write(tmp_path), "testall")
+    with pytest.raises(ItmError, match="no such folder"):
+        open_split(tmp_path / "nowhere", "dev")
+
+
+def test_two_pictures_of_one_name(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "dev_ids.txt").write_text("a\nb\na\nc\n")
+    with pytest.raises(ItmError, match="a twice"):
+        _ = open_split(tmp_path, "dev").image_of_id
+
+
+MEASURE = """
+import resource, sys
+import numpy as np
+from itm_utils.precomp import open_split
+
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
+
+before = resident()
+split = open_split(sys.argv[1], "train")
+rows = np.random.default_rng(0).choice(split.n_images, 128, replace=False)
+batch = split.regions(rows)
+assert batch.shape == (128, 36, 2048)
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_ten_gigabyte_file_costs_its_rows_only(tmp_path: Path) -> None:
+    rows = 10 * 10**9 // (36 * 2048 * 4)
+    np.lib.format.open_memmap(tmp_path / "train_ims.npy", mode="w+", dtype=np.float32, shape=(rows, 36, 2048))
+    (tmp_path / "train_caps.txt").write_text("a dog\n" * (5 * rows))
+    run = subprocess.run([sys.executable, "-c", MEASURE, tmp_path], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 150, "megabytes of resident memory"

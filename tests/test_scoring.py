@@ -1,0 +1,90 @@
+"""Blocked scoring: the same numbers as all at once, whatever the blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from itm_utils.batches import WordCaptions
+from itm_utils.errors import ItmError
+from itm_utils.matcher import ImageBatch, Images, Matcher, Scores, TextBatch, Texts
+from itm_utils.precomp import open_split
+from itm_utils.scoring import block_shape, encode_split, score_all, score_split, trim
+
+
+class WordsLookAtRegions(Matcher):
+    """A decoupled attention matcher, small and with every mask that matters."""
+
+    def __init__(self, vocabulary_size: int, image_dim: int, width: int = 8) -> None:
+        super().__init__(vocabulary_size=vocabulary_size, image_dim=image_dim, width=width)
+        self.region_map = nn.Linear(image_dim, width)
+        self.word_table = nn.Embedding(vocabulary_size, width)
+        self.noise = nn.Dropout(0.5)
+
+    def encode_images(self, batch: ImageBatch) -> Images:
+        return Images(local=self.noise(self.region_map(batch.regions)), mask=batch.mask)
+
+    def encode_texts(self, batch: TextBatch) -> Texts:
+        words = self.word_table(batch.words)
+        return Texts(local=words, mask=batch.mask, extra={"positions": torch.cumsum(batch.mask, dim=1)})
+
+    def score(self, images: Images, texts: Texts) -> Scores:
+        dots = torch.einsum("ird,cwd->icrw", images.local, texts.local)
+        real = texts.mask[None, :, :].float()
+        t2i = (dots.amax(dim=2) * real).sum(dim=2) / real.sum(dim=2)
+        i2t = dots.masked_fill(~texts.mask[None, :, None, :], -torch.inf).amax(dim=3).mean(dim=2)
+        return Scores(i2t=i2t, t2i=t2i)
+
+
+@pytest.fixture
+def scored(toy_root, toy_vocabulary):
+    split = open_split(toy_root, "test")
+    torch.manual_seed(0)
+    model = WordsLookAtRegions(len(toy_vocabulary), split.feature_dim)
+    texts = WordCaptions(split, toy_vocabulary)
+    return model, split, texts, *encode_split(model, split, texts, batch_size=5)
+
+
+@pytest.mark.parametrize("pairs", [1, 7, 60, 10_000])
+def test_blocks_do_not_change_a_score(scored, pairs: int) -> None:
+    model, _, _, images, texts = scored
+    whole = model.eval().score(images, texts)
+    parts = score_all(model, images, texts, budget=pairs * model.bytes_per_pair(images, texts))
+    torch.testing.assert_close(parts.i2t, whole.i2t.detach())
+    torch.testing.assert_close(parts.t2i, whole.t2i.detach())
+
+
+def test_a_split_is_scored_in_evaluation_mode_and_the_mode_is_put_back(scored) -> None:
+    model, split, texts, images, captions = scored
+    model.train()
+    again = score_split(model, split, texts)
+    assert model.training
+    torch.testing.assert_close(again.i2t, score_all(model, images, captions).i2t)
+
+
+def test_blocks_fit_the_budget(scored) -> None:
+    model, _, _, images, texts = scored
+    cost = model.bytes_per_pair(images, texts)
+    for pairs in (1, 2, 13, 400, 10**6):
+        rows, columns = block_shape(model, images, texts, pairs * cost)
+        assert rows * columns <= pairs
+        assert 1 <= rows <= len(images)
+        assert 1 <= columns <= len(texts)
+    with pytest.raises(ItmError, match="the cost of one pair"):
+        block_shape(model, images, texts, cost - 1)
+
+
+def test_trim_drops_common_padding_everywhere(scored) -> None:
+    _, _, _, _, texts = scored
+    short = texts[texts.mask.sum(dim=1).argsort()[:3]]
+    trimmed = trim(short)
+    longest = int(short.mask.sum(dim=1).max())
+    assert trimmed.local.shape[1] == trimmed.mask.shape[1] == trimmed.extra["positions"].shape[1] == longest
+
+
+def test_models_that_leave_something_out_say_so() -> None:
+    with pytest.raises(ItmError, match="Matcher does not define score"):
+        Matcher().score(Images(), Texts())
+    with pytest.raises(ItmError, match="no public implementation"):
+        Matcher.from_public({}, {})
