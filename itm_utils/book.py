@@ -26,6 +26,9 @@ def sources(root: Path, executed: bool) -> Iterator[tuple[Path, Path]]:
         yield root / name, Path(name)
     folders = {"book": "book", "notebooks": "notebooks"}
     if executed:  # what the last run gave, and its records, instead of what is committed
+        for path in sorted((root / "notebooks").glob("*.ipynb")):
+            if not (root / "_build/notebooks" / path.name).is_file():
+                raise problem(path.name, "no executed copy", "one under _build/", "Run `itm notebooks run` first.")
         folders |= {"notebooks": "_build/notebooks", "book/data/runs": "_build/runs"}
     for place, folder in folders.items():
         for path in sorted((root / folder).rglob("*")):

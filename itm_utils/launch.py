@@ -11,11 +11,10 @@ from itm_utils.notebooks import clean, find_notebooks, read_notebook, write_note
 
 INSTALL = """\
 # Install the book's package. torch and numpy stay exactly as they are on this machine.
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 
-installed = {{item.name.lower(): item.version for item in metadata.distributions()}}
-kept = [f"{{name}}=={{installed[name]}}" for name in ("torch", "numpy") if name in installed]
+kept = [f"{{name}}=={{metadata.version(name)}}" for name in ("torch", "numpy") if util.find_spec(name)]
 Path("kept.txt").write_text("\\n".join(kept) + "\\n")
 %pip install -q -c kept.txt "itm-utils @ git+{repository}@{ref}"
 """
@@ -42,6 +41,7 @@ def launch_copies(root: Path, target: Path, repository: str, ref: str) -> list[P
             cell.metadata.pop("mystnb", None)
             if cell.cell_type == "markdown":
                 cell.source = Plain(citations, f"{repository}/raw/{ref}").text(cell.source)
+        notebook.cells = [cell for cell in notebook.cells if cell.source]  # closing gates leave nothing
         install = INSTALL.format(repository=repository, ref=ref)
         notebook.cells.insert(0, v4.new_code_cell(install, id="install"))
         write_notebook(target / path.name, notebook)
@@ -109,7 +109,7 @@ class Plain:
             return f"${text}$"
         if name.startswith("cite"):
             cited = "; ".join(self.citations.get(key.strip(), key.strip()) for key in text.split(","))
-            return cited if name == "cite:t" else f"({cited})"
+            return re.sub(r", (\d{4})", r" (\1)", cited) if name == "cite:t" else f"({cited})"
         explicit = re.fullmatch(r"(.+?)\s*<[^<>]+>", text, re.DOTALL)
         if explicit:
             return explicit[1]
@@ -144,8 +144,8 @@ class Plain:
         folded = name in {"dropdown", "toggle"} or "dropdown" in options.get("class", "")
         if folded and not name.endswith("-start"):  # a gated block goes on in other cells
             return f"<details>\n<summary>{heading}</summary>\n\n{text}\n\n</details>\n"
-        quoted = [f"> {line}".rstrip() for line in [f"**{heading}**", "", *text.splitlines()]]
-        return "\n".join(quoted) + "\n"
+        quoted = f"**{heading}**\n\n{text}".strip().splitlines()
+        return "\n".join(f"> {line}".rstrip() for line in quoted) + "\n"
 
 
 def closing_line(lines: list[str], start: int, fence: str) -> int:

@@ -164,10 +164,9 @@ class Run:
         def start(cell: NotebookNode, cell_index: int) -> None:
             self.cells[cell_index] = -time.perf_counter()
 
-        def end(cell: NotebookNode, cell_index: int) -> None:
-            if cell.cell_type == "code":
-                self.cells[cell_index] += time.perf_counter()
-                on_cell()
+        def end(cell: NotebookNode, cell_index: int, execute_reply: dict) -> None:
+            self.cells[cell_index] += time.perf_counter()
+            on_cell()
 
         self.client = NotebookClient(
             self.notebook,
@@ -175,7 +174,8 @@ class Run:
             kernel_name=KERNELSPEC["name"],
             resources={"metadata": {"path": str(folder)}},
             on_cell_execute=start,
-            on_cell_complete=end,
+            on_cell_executed=end,
+            extra_arguments=["--IPKernelApp.log_level=40"],  # errors only: no warning about TCP
             record_timing=False,
             coalesce_streams=True,
             shutdown_kernel="immediate",

@@ -57,6 +57,8 @@ def test_executed_stage_takes_notebooks_and_records_of_the_last_run(project: Pat
     for folder, words in (("_build/runs", "run"), ("book/data/runs", "committed")):
         (project / folder).mkdir(parents=True)
         (project / folder / "01_tiny.json").write_text(words)
+    with pytest.raises(ItmError, match="no executed copy"):
+        stage(project, executed=True)
     (project / "_build/notebooks").mkdir()
     (project / "_build/notebooks/01_tiny.ipynb").write_text("executed")
     (project / "book/data/runs/02_old.json").write_text("committed only")
