@@ -43,7 +43,7 @@ def export(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a module is stale.")] = False,
 ) -> None:
     """Copy the chapters' `#| export` cells to itm_utils/models/."""
-    from itm_utils import export as exporter
+    from itm_book import export as exporter
 
     root = project_root()
     if not check:
@@ -62,8 +62,8 @@ def lint(
     fix: Annotated[bool, typer.Option("--fix", help="Repair counts, metadata and cell ids.")] = False,
 ) -> None:
     """Check the rules every committed notebook keeps."""
-    from itm_utils.notebook_lint import lint_file
-    from itm_utils.notebooks import find_notebooks
+    from itm_book.lint import lint_file
+    from itm_book.notebooks import find_notebooks
 
     findings = [text for path in find_notebooks(project_root(), files or []) for text in lint_file(path, fix)]
     for text in findings:
@@ -78,7 +78,7 @@ def run(
     jobs: Annotated[int, typer.Option(min=1, help="Notebooks run at the same time.")] = 2,
 ) -> None:
     """Run chapters on the embedded data; copies under _build/ are kept while nothing changes."""
-    from itm_utils.notebooks import run_notebooks
+    from itm_book.notebooks import run_notebooks
 
     start = time.perf_counter()
     failed = run_notebooks(project_root(), names or [], in_place, jobs)
@@ -95,7 +95,7 @@ def launch(
     ref: Annotated[str, typer.Option(help="Branch, tag or commit of it.")],
 ) -> None:
     """Write copies for launch buttons: no outputs, plain Markdown, a cell that installs the package."""
-    from itm_utils.launch import launch_copies
+    from itm_book.launch import launch_copies
 
     copies = launch_copies(project_root(), folder, repository.rstrip("/"), ref)
     typer.echo(f"{folder}: {len(copies)} notebooks")
@@ -106,7 +106,7 @@ def build(
     executed: Annotated[bool, typer.Option("--executed", help="Show the copies run under _build/.")] = False,
 ) -> None:
     """Build _build/html/index.html; warnings are errors."""
-    from itm_utils import book as builder
+    from itm_book import build as builder
 
     start = time.perf_counter()
     if not builder.build(project_root(), executed):

@@ -29,9 +29,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise problem(
-            path, f"that it cannot be written ({reason})", "a writable folder with free space"
-        ) from error
+        raise problem(path, f"that it cannot be written ({reason})", "a writable folder with free space") from error
     finally:
         with suppress(OSError):  # already renamed, or never made
             temporary.unlink()
@@ -40,7 +38,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
 def write_text(path: str | Path, text: str) -> None:
     """Write UTF-8 text atomically."""
     with atomic(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_json(path: str | Path, content: Any) -> None:

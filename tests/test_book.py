@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_book import tiny_book
 
-from itm_utils.book import build, has_stale_pages, stage
+from itm_book.build import build, has_stale_pages, stage
 from itm_utils.errors import ItmError
 
 

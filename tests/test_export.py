@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tiny_book import ROOT, code, tiny_book
 
+from itm_book.export import export, render_all, stale_modules
+from itm_book.notebooks import read_notebook, write_notebook
 from itm_utils.errors import ItmError
-from itm_utils.export import export, render_all, stale_modules
-from itm_utils.notebooks import read_notebook, write_notebook
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nbformat import v4
 
-from itm_utils.notebooks import clean, find_notebooks, read_notebook, write_notebook
+from itm_book.notebooks import clean, find_notebooks, read_notebook, write_notebook
 
 INSTALL = """\
 # Install the book's package. torch and numpy stay exactly as they are on this machine.

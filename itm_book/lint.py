@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from itm_utils.notebooks import CELL_METADATA, KERNELSPEC, clean, read_notebook, write_notebook
+from itm_book.notebooks import CELL_METADATA, KERNELSPEC, clean, read_notebook, write_notebook
 
 MAX_BYTES = 2_000_000
 MIN_CHECKED = 8  # cells whose stored output nbval compares

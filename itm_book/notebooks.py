@@ -20,6 +20,7 @@ from nbformat import NotebookNode, v4
 from tqdm import tqdm
 
 from itm_utils.errors import ItmError, problem
+from itm_utils.files import write_text
 from itm_utils.progress import interactive
 
 CELL_TIMEOUT = 600  # seconds
@@ -39,17 +40,6 @@ KERNEL_ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "ITM_PROGRESS": "0",  # no bars in stored outputs
 }
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing: a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8", newline="\n")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read_notebook(path: Path) -> NotebookNode:
@@ -241,7 +231,7 @@ def save(root: Path, run: Run, in_place: bool) -> None:
     else:
         write_notebook(root / "_build/notebooks" / run.path.name, run.notebook)
     folder = root / ("book/data/runs" if in_place else "_build/runs")
-    write_text(folder / f"{run.path.stem}.json", json.dumps(run.record(), indent=1) + "\n")
+    write_json(folder / f"{run.path.stem}.json", run.record())
 
 
 def run_notebooks(root: Path, names: Iterable[str], in_place: bool, jobs: int) -> list[str]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
+from itm_book.notebooks import find_notebooks, read_notebook
 from itm_utils.errors import ItmError, problem
-from itm_utils.notebooks import find_notebooks, read_notebook, write_text
+from itm_utils.files import write_text
 
 MODELS = Path("itm_utils/models")
 MARK = re.compile(r"#\s?\|\s*export[ \t]*(?:\n|$)")
