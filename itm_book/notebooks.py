@@ -20,7 +20,7 @@ from nbformat import NotebookNode, v4
 from tqdm import tqdm
 
 from itm_utils.errors import ItmError, problem
-from itm_utils.files import write_text
+from itm_utils.files import write_json, write_text
 from itm_utils.progress import interactive
 
 CELL_TIMEOUT = 600  # seconds

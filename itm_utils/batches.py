@@ -34,9 +34,7 @@ class WordCaptions:
             start, length = self.starts[caption], self.lengths[caption]
             words[row, :length] = torch.from_numpy(self.ids[start : start + length])
             if spans:
-                covered[row, 1 : length - 1] = torch.tensor(token_spans(self.captions[caption])).reshape(
-                    -1, 2
-                )
+                covered[row, 1 : length - 1] = torch.tensor(token_spans(self.captions[caption])).reshape(-1, 2)
         ends = torch.arange(width)[None, :] == lengths[:, None] - 1
         special = ends | (torch.arange(width) == 0)
         ids = torch.from_numpy(np.asarray(captions, dtype=np.int64))

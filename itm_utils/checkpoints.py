@@ -61,9 +61,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except SafetensorError as error:
         raise problem(path, f"no safetensors file ({error})", "a checkpoint of this book") from error
     if metadata.get("format") != FORMAT:
-        raise problem(
-            path, f"format {metadata.get('format')}", f"{FORMAT}", "Published weights load with from_public."
-        )
+        raise problem(path, f"format {metadata.get('format')}", f"{FORMAT}", "Published weights load with from_public.")
     return Checkpoint(tensors, json.loads(metadata["info"]))
 
 
@@ -93,9 +91,7 @@ def load_weights(path: Path, model: Matcher, checkpoint: Checkpoint) -> None:
         if name not in weights:
             raise problem(path, f"no weight {name}", f"the weights of {type(model).__name__}")
         if weights[name].shape != tensor.shape:
-            raise problem(
-                path, f"{name} of shape {tuple(weights[name].shape)}", f"shape {tuple(tensor.shape)}"
-            )
+            raise problem(path, f"{name} of shape {tuple(weights[name].shape)}", f"shape {tuple(tensor.shape)}")
     model.load_state_dict(weights)
 
 
@@ -113,9 +109,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Optimiser state as named tensors: ``optimizer.<parameter number>.<entry>``."""
     state = optimizer.state_dict()["state"]
     return {
-        f"optimizer.{index}.{key}": torch.as_tensor(value)
-        for index, s in state.items()
-        for key, value in s.items()
+        f"optimizer.{index}.{key}": torch.as_tensor(value) for index, s in state.items() for key, value in s.items()
     }
 
 

@@ -74,9 +74,7 @@ def method_colour(name: str) -> str:
     for method, colour in METHOD_COLOURS.items():
         if name == method or name.startswith(method + " "):
             return colour
-    raise problem(
-        "method", repr(name), f"one of {', '.join(METHOD_COLOURS)}, or one of them and a space and more"
-    )
+    raise problem("method", repr(name), f"one of {', '.join(METHOD_COLOURS)}, or one of them and a space and more")
 
 
 def matrix(
@@ -118,9 +116,7 @@ def training_curves(
 ) -> tuple[Axes, Axes]:
     """Loss of every step (thin) with its running mean (thick), and a validation metric where it was measured."""
     loss = np.array([[record["step"], record["loss"]] for record in log if "loss" in record])
-    measured = np.array(
-        [[record["step"], record[f"val_{metric}"]] for record in log if f"val_{metric}" in record]
-    )
+    measured = np.array([[record["step"], record[f"val_{metric}"]] for record in log if f"val_{metric}" in record])
     _, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2))
     colour = method_colour(name)
     left.plot(*loss.T, color=colour, alpha=0.25, linewidth=0.8, label="one batch")
@@ -150,9 +146,7 @@ def intervals(values: Mapping[str, tuple[float, float, float]], *, what: str, ax
             solid_capstyle="round",
         )
         ax.plot(value, row, "o", color=method_colour(name), markersize=7)
-        ax.annotate(
-            f"{value:.1f}", (high, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9
-        )
+        ax.annotate(f"{value:.1f}", (high, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
     ax.set(yticks=range(len(values)), yticklabels=list(values), xlabel=what, ylim=(len(values) - 0.5, -0.5))
     ax.grid(axis="y", visible=False)
     return ax

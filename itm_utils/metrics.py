@@ -177,9 +177,7 @@ def bootstrap_intervals(
         recalls[f"t2i_r{k}"] = 100 * (draws @ hits) / (draws @ captions)
     recalls["rsum"] = sum(recalls.values())
     tail = 100 * (1 - level) / 2
-    return {
-        name: tuple(float(q) for q in np.percentile(v, (tail, 100 - tail))) for name, v in recalls.items()
-    }
+    return {name: tuple(float(q) for q in np.percentile(v, (tail, 100 - tail))) for name, v in recalls.items()}
 
 
 def chance(images: int, owner: np.ndarray) -> Retrieval:
@@ -218,9 +216,7 @@ def _check_owner(owner: np.ndarray, i2t: np.ndarray, t2i: np.ndarray) -> int:
     if owner.shape != (captions,):
         raise problem("owner", f"shape {owner.shape}", f"the image of each of {captions} captions")
     if (np.diff(owner) < 0).any() or not np.array_equal(np.unique(owner), np.arange(images)):
-        raise ItmError(
-            f"owner: every image from 0 to {images - 1} needs a caption, and captions follow their images"
-        )
+        raise ItmError(f"owner: every image from 0 to {images - 1} needs a caption, and captions follow their images")
     return images
 
 
@@ -256,9 +252,7 @@ def _row_blocks(scores: np.ndarray) -> list[slice]:
 
 def _direction(ranks: np.ndarray) -> Direction:
     recalls = {f"r{k}": float(100.0 * np.mean(ranks < k)) for k in CUTOFFS}
-    return Direction(
-        **recalls, median_rank=float(np.floor(np.median(ranks)) + 1), mean_rank=float(ranks.mean() + 1)
-    )
+    return Direction(**recalls, median_rank=float(np.floor(np.median(ranks)) + 1), mean_rank=float(ranks.mean() + 1))
 
 
 def _mean_direction(parts: list[Direction]) -> Direction:

@@ -42,9 +42,7 @@ class FeatureFile:
         self.path = Path(path)
         array = self._open()
         if array.dtype not in FLOATS:
-            raise problem(
-                self.path, f"numbers of type {array.dtype}", f"{what} of type float16, float32 or float64"
-            )
+            raise problem(self.path, f"numbers of type {array.dtype}", f"{what} of type float16, float32 or float64")
         if array.ndim not in ranks:
             wanted = " or ".join(str(rank) for rank in ranks)
             raise problem(self.path, f"an array of shape {array.shape}", f"{what} with {wanted} axes")
@@ -57,9 +55,7 @@ class FeatureFile:
         try:
             return np.load(self.path, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
-            raise problem(
-                self.path, f"a file that cannot be mapped ({error})", "a complete .npy array"
-            ) from error
+            raise problem(self.path, f"a file that cannot be mapped ({error})", "a complete .npy array") from error
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_array": None}
@@ -161,9 +157,7 @@ class PrecompSplit:
     def first(self, images: int) -> PrecompSplit:
         """The split cut to its first images, e.g. ``dev.first(1000)`` as the public code validates."""
         if not 0 < images <= self.n_images:
-            raise problem(
-                f"{self.root}, split {self.name}", f"first({images})", f"1 to {self.n_images} images"
-            )
+            raise problem(f"{self.root}, split {self.name}", f"first({images})", f"1 to {self.n_images} images")
         captions = int(np.searchsorted(self.owner, images))
         return replace(
             self,
@@ -183,15 +177,11 @@ def open_split(root: str | Path, name: str) -> PrecompSplit:
     features_path, captions_path = root / f"{name}_ims.npy", root / f"{name}_caps.txt"
     if not features_path.exists():
         there = sorted(path.name.removesuffix("_ims.npy") for path in root.glob("*_ims.npy"))
-        raise problem(
-            features_path, "no such file", f"a split of this folder: {', '.join(there) or 'it has none'}"
-        )
+        raise problem(features_path, "no such file", f"a split of this folder: {', '.join(there) or 'it has none'}")
     features = FeatureFile(features_path, ranks=(2, 3), what="features")
     captions = read_captions(captions_path)
     owner, repeat = _owners(root, name, features, captions)
-    boxes_path, sizes_path, ids_path = (
-        root / f"{name}_{kind}" for kind in ("boxes.npy", "sizes.npy", "ids.txt")
-    )
+    boxes_path, sizes_path, ids_path = (root / f"{name}_{kind}" for kind in ("boxes.npy", "sizes.npy", "ids.txt"))
     boxes = FeatureFile(boxes_path, ranks=(3,), what="boxes") if boxes_path.exists() else None
     if boxes is not None and boxes.shape[:2] != features.shape[:2]:
         raise problem(
@@ -230,9 +220,7 @@ def _read_owners(path: Path, rows: int, captions: int) -> np.ndarray:
             path, f"{owner.dtype} of shape {owner.shape}", f"one image number for each of {captions} captions"
         )
     if owner[0] != 0 or owner[-1] != rows - 1 or not np.isin(np.diff(owner), (0, 1)).all():
-        raise problem(
-            path, "image numbers that jump or go back", f"0 to {rows - 1} in order, each at least once"
-        )
+        raise problem(path, "image numbers that jump or go back", f"0 to {rows - 1} in order, each at least once")
     return owner.astype(np.int64)
 
 

@@ -48,9 +48,7 @@ SCHEMA: dict[str, Any] = {
             "type": "object",
             "required": ["name", "split", "fingerprint"],
             "additionalProperties": False,
-            "properties": {
-                name: {"type": "string", "minLength": 1} for name in ("name", "split", "fingerprint")
-            },
+            "properties": {name: {"type": "string", "minLength": 1} for name in ("name", "split", "fingerprint")},
         },
         "parameters": {"type": "object"},
         "models": {"type": "integer", "minimum": 1, "description": "1: a single model; more: an ensemble"},
@@ -124,13 +122,9 @@ def make_receipt(
 
 def check_receipt(receipt: Any, where: str | Path) -> dict[str, Any]:
     """The receipt itself, once it is known to follow the schema and to hold intervals around their values."""
-    errors = sorted(
-        jsonschema.Draft202012Validator(SCHEMA).iter_errors(receipt), key=lambda error: error.json_path
-    )
+    errors = sorted(jsonschema.Draft202012Validator(SCHEMA).iter_errors(receipt), key=lambda error: error.json_path)
     if errors:
-        raise problem(
-            where, f"{errors[0].json_path}: {errors[0].message}", "a receipt that follows the schema"
-        )
+        raise problem(where, f"{errors[0].json_path}: {errors[0].message}", "a receipt that follows the schema")
     for name, metric in receipt["metrics"].items():
         if not metric.get("low", metric["value"]) <= metric["value"] <= metric.get("high", metric["value"]):
             raise problem(where, f"{name} = {metric}", "an interval around its value")

@@ -92,9 +92,7 @@ def trim(texts: Texts) -> Texts:
         name: value[:, :longest] if value.dim() > 1 and value.shape[1] == width else value
         for name, value in texts.extra.items()
     }
-    return Texts(
-        local=texts.local[:, :longest], mask=texts.mask[:, :longest], pooled=texts.pooled, extra=shorter
-    )
+    return Texts(local=texts.local[:, :longest], mask=texts.mask[:, :longest], pooled=texts.pooled, extra=shorter)
 
 
 def _by_length(texts: Texts) -> torch.Tensor:

@@ -51,9 +51,7 @@ def _tokenizers() -> tuple[PunktSentenceTokenizer, NLTKWordTokenizer]:
 def _sentences(caption: str) -> list[tuple[str, int]]:
     """Lower-cased sentences of a caption, each with the position it starts at."""
     if isinstance(caption, bytes):
-        raise problem(
-            "caption", f"bytes ({caption[:20]!r} …)", "text", "Decode it first: caption.decode('utf-8')."
-        )
+        raise problem("caption", f"bytes ({caption[:20]!r} …)", "text", "Decode it first: caption.decode('utf-8').")
     # Only ASCII letters, as the public code does: it lower-cases bytes; other alphabets keep their case.
     lowered = caption.lower() if caption.isascii() else re.sub("[A-Z]", lambda m: m[0].lower(), caption)
     if not SENTENCE_END_INSIDE.search(lowered):
@@ -74,11 +72,7 @@ def tokenize(caption: str) -> list[str]:
 def token_spans(caption: str) -> list[tuple[int, int]]:
     """First and one-past-last character of each word of :func:`tokenize`."""
     words = _tokenizers()[1]
-    return [
-        (start + a, start + b)
-        for sentence, start in _sentences(caption)
-        for a, b in words.span_tokenize(sentence)
-    ]
+    return [(start + a, start + b) for sentence, start in _sentences(caption) for a, b in words.span_tokenize(sentence)]
 
 
 @dataclass(frozen=True)
@@ -115,9 +109,7 @@ class Vocabulary:
                 path, f"no vocabulary ({error!r})", "JSON with the keys word2idx, idx2word and idx"
             ) from error
         if sorted(word2idx.values()) != list(range(len(word2idx))):
-            raise problem(
-                path, "ids that repeat or leave gaps", f"every id from 0 to {len(word2idx) - 1} once"
-            )
+            raise problem(path, "ids that repeat or leave gaps", f"every id from 0 to {len(word2idx) - 1} once")
         front = [word for word, index in sorted(word2idx.items(), key=lambda item: item[1])[:4]]
         if front != list(SPECIAL):
             raise problem(path, f"{front} as ids 0 to 3", f"{list(SPECIAL)}")

@@ -39,9 +39,7 @@ def toy_batch() -> tuple[ImageBatch, TextBatch]:
     """The toy tensor as a matcher receives it: regions, and captions as word ids."""
     regions = toy_regions()
     ids = {word: index for index, word in enumerate(TOY_WORDS)}
-    words = torch.tensor(
-        [[ids[w] for w in caption.split()] for caption in ("red cube ball", "blue cube ball")]
-    )
+    words = torch.tensor([[ids[w] for w in caption.split()] for caption in ("red cube ball", "blue cube ball")])
     images = ImageBatch(regions=regions, mask=torch.ones(2, 3, dtype=torch.bool), ids=torch.arange(2))
     return images, TextBatch(lengths=torch.tensor([3, 3]), ids=torch.arange(2), words=words)
 
@@ -66,9 +64,7 @@ def write_toy_dataset(
     return root
 
 
-def _write_split(
-    root: Path, split: str, rng, count: int, regions: int, looks: np.ndarray, noise: float
-) -> list[str]:
+def _write_split(root: Path, split: str, rng, count: int, regions: int, looks: np.ndarray, noise: float) -> list[str]:
     objects = np.stack(
         [rng.integers(len(COLOURS), size=(count, 3)), rng.integers(len(SHAPES), size=(count, 3))], axis=2
     )
@@ -78,9 +74,7 @@ def _write_split(
     np.save(root / f"{split}_ims.npy", features.astype(np.float32))
     np.save(root / f"{split}_boxes.npy", np.concatenate([corners, corners + 30], axis=2).astype(np.float32))
     np.save(root / f"{split}_sizes.npy", np.full((count, 2), 96, dtype=np.int32))
-    (root / f"{split}_ids.txt").write_text(
-        "".join(f"{split}_{i:05d}.png\n" for i in range(count)), encoding="utf-8"
-    )
+    (root / f"{split}_ids.txt").write_text("".join(f"{split}_{i:05d}.png\n" for i in range(count)), encoding="utf-8")
     captions = [_caption(rng, objects[i]) for i in range(count) for _ in range(5)]
     (root / f"{split}_caps.txt").write_text("\n".join(captions) + "\n", encoding="utf-8")
     return captions
@@ -89,7 +83,5 @@ def _write_split(
 def _caption(rng: np.random.Generator, objects: np.ndarray) -> str:
     """Two or three of the objects, in any order, at times without their colour."""
     shown = rng.permutation(len(objects))[: rng.integers(2, len(objects) + 1)]
-    names = [
-        f"a {COLOURS[c]} {SHAPES[s]}" if rng.random() < 0.9 else f"a {SHAPES[s]}" for c, s in objects[shown]
-    ]
+    names = [f"a {COLOURS[c]} {SHAPES[s]}" if rng.random() < 0.9 else f"a {SHAPES[s]}" for c, s in objects[shown]]
     return " and ".join(names) + "."

@@ -68,9 +68,7 @@ class TrainConfig:
                 raise problem(name, repr(getattr(self, name)), "a positive number")
         available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
         if self.device in available and not available[self.device]():
-            raise problem(
-                "device", repr(self.device), "a device this machine has", "Use device='auto' or 'cpu'."
-            )
+            raise problem("device", repr(self.device), "a device this machine has", "Use device='auto' or 'cpu'.")
 
 
 @dataclass
@@ -129,9 +127,7 @@ def train(
     try:
         return run.finish()
     except KeyboardInterrupt:
-        print(
-            f"interrupted at step {run.step}; the same call goes on from the last checkpoint in {run.folder}"
-        )
+        print(f"interrupted at step {run.step}; the same call goes on from the last checkpoint in {run.folder}")
         raise
 
 
@@ -157,9 +153,7 @@ class _Run:
         precision = "no" if config.precision == "fp32" else config.precision
         self.accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=precision)
         self.main = self.accelerator.is_main_process
-        loader = pair_loader(
-            data, config.batch_size, config.seed, config.num_workers, pin=self.device.type == "cuda"
-        )
+        loader = pair_loader(data, config.batch_size, config.seed, config.num_workers, pin=self.device.type == "cuda")
         self.sampler = loader.batch_sampler
         self.steps_per_epoch = len(self.sampler) // self.accelerator.num_processes
         if self.steps_per_epoch == 0:
@@ -171,9 +165,7 @@ class _Run:
         model.to(self.device)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.Adam(self.trained, lr=config.learning_rate)
-        self.forward, self.optimizer, self.loader = self.accelerator.prepare(
-            _Step(model, objective), optimizer, loader
-        )
+        self.forward, self.optimizer, self.loader = self.accelerator.prepare(_Step(model, objective), optimizer, loader)
         self._resume()
 
     @property
@@ -241,9 +233,7 @@ class _Run:
         if not self.best or metrics[self.config.select] > self.best[self.config.select]:
             self.best = {"step": self.step, **metrics}
             if self.main:
-                checkpoints.save_model(
-                    self.folder / "best.safetensors", self.model, self.provenance, best=self.best
-                )
+                checkpoints.save_model(self.folder / "best.safetensors", self.model, self.provenance, best=self.best)
 
     def _write_log(self, record: dict[str, float]) -> None:
         self.log.append(record)
@@ -254,9 +244,7 @@ class _Run:
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must share with this run. Workers and device may change: they decide no number."""
         settings = {
-            k: v
-            for k, v in asdict(self.config).items()
-            if k not in ("num_workers", "device", "checkpoint_every")
+            k: v for k, v in asdict(self.config).items() if k not in ("num_workers", "device", "checkpoint_every")
         }
         settings["steps_per_epoch"] = self.steps_per_epoch
         return checkpoints.model_info(self.model, self.provenance) | {"settings": settings}

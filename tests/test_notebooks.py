@@ -18,10 +18,10 @@ from nbformat import NotebookNode, v4
 from papermill.cli import papermill
 from tiny_book import PNG, ROOT, code, printed, text, tiny_book, tiny_notebook
 
+from itm_book import notebooks
 from itm_book.launch import launch_copies, read_citations
 from itm_book.lint import lint_file
 from itm_book.notebooks import find_notebooks, read_notebook, run_notebooks, write_notebook
-from itm_utils import notebooks
 from itm_utils.errors import ItmError
 
 
