@@ -92,7 +92,7 @@ def load_net(path: Path = WEIGHTS) -> RegionNet:
 @torch.no_grad()
 def region_features(net: RegionNet, pictures: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     """(i, r, 128) float32 features of pictures (i, 96, 96, 3) uint8 at boxes (i, r, 4)."""
-    crops, sizes = cut(torch.from_numpy(np.asarray(pictures)), torch.from_numpy(np.asarray(boxes)))
+    crops, sizes = cut(torch.from_numpy(np.array(pictures)), torch.from_numpy(np.array(boxes)))
     return net(crops, sizes).reshape(*boxes.shape[:2], WIDTH).numpy()
 
 
@@ -147,6 +147,7 @@ def train(scenes: int = 2_000, epochs: int = 6, path: Path = WEIGHTS) -> dict[st
         optimiser.step()
         schedule.step()
     save_file({name: value.contiguous() for name, value in net.state_dict().items()}, path)
+    path.chmod(0o644)
     return accuracies(net, namer)
 
 
