@@ -46,19 +46,24 @@ book: $(STAMP)  ## run every chapter on the embedded data, then build the HTML
 
 test: $(STAMP)  ## unit tests, parity, notebooks, strict book build
 	@start=$$(date +%s); \
-	$(MAKE) --no-print-directory unit && $(MAKE) --no-print-directory notebooks && \
-	$(MAKE) --no-print-directory pages && echo "test: $$(( $$(date +%s) - start )) s"
+	$(MAKE) --no-print-directory unit && $(MAKE) --no-print-directory parity && \
+	$(MAKE) --no-print-directory notebooks && $(MAKE) --no-print-directory pages && echo "test: $$(( $$(date +%s) - start )) s"
 
-unit: $(STAMP)  # unit tests and parity, fast ones first
-	@$(BIN)/python -m pytest tests
+unit: export OMP_NUM_THREADS = 1
+unit: $(STAMP)  # unit tests, two at a time
+	@$(BIN)/python -m pytest tests -n 2 --dist loadfile
+
+parity: $(STAMP)  # golden cases of the public implementations
+	@$(BIN)/itm parity tests/golden
 
 notebooks: $(STAMP)  # every chapter once, its stored outputs compared
 	@$(BIN)/itm export --check && $(BIN)/itm notebooks lint
-	@$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=300 -p no:cacheprovider notebooks
+	@$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=300 -n 2 --dist loadscope notebooks
 
 pages: $(STAMP)  # the book from the committed outputs, warnings are errors
 	@$(BIN)/itm book build
 
+serve: export ITM_PROGRESS = 1
 serve: $(STAMP)  ## JupyterLab on the chapters
 	@$(BIN)/jupyter lab --notebook-dir=.
 

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from itm_utils.errors import ItmError
+from itm_utils.scenes.cli import app as scenes
 
 
 class Group(TyperGroup):
@@ -28,6 +29,7 @@ notebooks = typer.Typer(no_args_is_help=True, help="Check, run and copy the chap
 book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
 app.add_typer(notebooks, name="notebooks")
 app.add_typer(book, name="book")
+app.add_typer(scenes, name="scenes", help="Build and show the embedded dataset.")
 
 
 def project_root() -> Path:
@@ -54,6 +56,36 @@ def export(
     for path, difference in sorted(stale.items()):
         typer.echo(f"{path.relative_to(root)}: stale, {difference}: run `itm export`", err=True)
     raise typer.Exit(bool(stale))
+
+
+@app.command()
+def parity(
+    folder: Annotated[Path, typer.Argument(help="Golden cases, e.g. tests/golden.")],
+) -> None:
+    """Compare our models with what the public implementations computed; fail beyond the tolerances."""
+    from itm_utils.parity import run_folder
+
+    beyond = cases = 0
+    for row in run_folder(folder):
+        typer.echo(str(row))
+        cases, beyond = cases + 1, beyond + (not row.ok)
+    typer.echo(f"parity: {cases - beyond} of {cases} within the tolerances")
+    raise typer.Exit(bool(beyond))
+
+
+@app.command(name="eval")
+def evaluate(
+    public: Annotated[Path, typer.Option(help="A published checkpoint (*.pth.tar).")],
+    model: Annotated[str, typer.Option(help="Which model it is, e.g. scan.")],
+    data: Annotated[Path, typer.Option(help="A dataset folder in the precomputed format.")],
+    vocabulary: Annotated[Path, typer.Option(help="The vocabulary JSON that came with the checkpoint.")],
+    split: Annotated[str, typer.Option(help="dev, test or testall.")] = "test",
+    folds: Annotated[int, typer.Option(min=1, help="5 for COCO's 1K protocol on testall.")] = 1,
+) -> None:
+    """Evaluate published weights with our model of the same name."""
+    from itm_utils.published import evaluate_published
+
+    typer.echo(str(evaluate_published(public, model, data, vocabulary, split, folds)))
 
 
 @notebooks.command()

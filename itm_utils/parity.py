@@ -1,0 +1,274 @@
+"""Run golden cases through our models: do they compute what the public implementations compute?
+
+A case is a pair of files, ``<case>.json`` (model, options) and ``<case>.npz`` (``in.*`` inputs, ``w.*`` public weights,
+``mid.*`` and ``out.*`` what the public code gave). The module ``itm_utils.models.<model>`` supplies a matcher with
+``PUBLIC_NAMES`` (public name prefixes → ours) and ``from_public``, and may supply ``public_values(model, arrays)`` for
+the ``mid.*`` keys.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from itm_utils.errors import ItmError, problem
+from itm_utils.matcher import ImageBatch, Matcher, Scores, TextBatch
+from itm_utils.metrics import Direction, evaluate_folds, five_captions_each, retrieval_ranks, summarise
+
+Arrays = Mapping[str, np.ndarray]
+# Absolute for scores and intermediate values; relative to the largest entry for the rest.
+TOLERANCES = {"values": 2e-5, "losses": 2e-5, "gradients": 2e-4, "after five steps": 2e-3, "metrics": 0.0}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The largest difference in one kind of quantity of one case, and where it was found."""
+
+    case: str
+    kind: str
+    difference: float
+    compared: int
+    worst: str
+
+    @property
+    def ok(self) -> bool:
+        return self.difference <= TOLERANCES[self.kind]  # false for NaN
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.ok else f"BEYOND at {self.worst}"
+        allowed = f"{self.difference:8.1e} of {TOLERANCES[self.kind]:.0e}"
+        return f"{self.case:44} {self.kind:16} {allowed} {self.compared:5} arrays  {verdict}"
+
+
+class Table:
+    """Collects differences by kind."""
+
+    def __init__(self, case: str) -> None:
+        self.case = case
+        self.found: dict[str, list[tuple[float, str]]] = {}
+
+    def add(self, kind: str, name: str, ours: Any, theirs: Any, relative: bool = False) -> None:
+        ours, theirs = _numbers(ours), _numbers(theirs)
+        if ours.shape != theirs.shape:
+            raise problem(self.case, f"{name} of shape {ours.shape}", f"shape {theirs.shape}")
+        scale = max(np.abs(theirs).max(initial=0.0), 1e-6) if relative else 1.0
+        # np.max passes NaN on, and a NaN is beyond every tolerance
+        self.found.setdefault(kind, []).append((float(np.max(np.abs(ours - theirs), initial=0.0) / scale), name))
+
+    def rows(self) -> list[Row]:
+        rows = []
+        for kind, found in self.found.items():
+            difference, worst = max(found, key=lambda item: (np.isnan(item[0]), item[0]))
+            rows.append(Row(self.case, kind, difference, len(found), worst))
+        return rows
+
+
+def run_folder(folder: str | Path) -> Iterator[Row]:
+    """Every case below ``folder``, in order of its path."""
+    folder = Path(folder)
+    cases = sorted(folder.rglob("*.npz"))
+    if not cases:
+        raise problem(folder, "no .npz file", "golden cases")
+    for path in cases:
+        yield from run_case(path)
+
+
+def run_case(path: str | Path) -> list[Row]:
+    """One case: the differences by kind of quantity."""
+    path = Path(path)
+    description = path.with_suffix(".json")
+    if not description.is_file():
+        raise problem(description, "no such file", f"the options of {path.name}")
+    about = json.loads(description.read_text(encoding="utf-8"))
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    table = Table(f"{about['model']}/{path.stem}")
+    if about["model"] == "eval":
+        compare_metrics(table, arrays)
+    else:
+        _compare_model(table, model_module(about["model"], path), about, arrays)
+    if not table.found:
+        raise problem(path, "nothing to compare", "out.* arrays")
+    return table.rows()
+
+
+def model_module(name: str, where: str | Path) -> ModuleType:
+    """The chapter's module of a model, or a clear word that there is none."""
+    try:
+        return importlib.import_module(f"itm_utils.models.{name}")
+    except ModuleNotFoundError as error:
+        raise problem(where, f"model {name!r}", "a model that a chapter of this book exports") from error
+
+
+def public_class(module: ModuleType) -> type[Matcher]:
+    """The matcher of a module that can be built from public weights."""
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, Matcher) and "PUBLIC_NAMES" in vars(value):
+            return value
+    raise ItmError(f"{module.__name__} exports no matcher with PUBLIC_NAMES")
+
+
+def our_name(matcher: type[Matcher], public: str) -> str:
+    """Our name of a public parameter: the longest prefix that the class maps is replaced."""
+    prefixes = [prefix for prefix in matcher.PUBLIC_NAMES if public == prefix or public.startswith(prefix + ".")]
+    if not prefixes:
+        raise problem("public weights", f"the name {public}", f"one that {matcher.__name__} maps")
+    prefix = max(prefixes, key=len)
+    return matcher.PUBLIC_NAMES[prefix] + public.removeprefix(prefix)
+
+
+def batches(arrays: Arrays) -> tuple[ImageBatch, TextBatch]:
+    """The inputs of a case as a matcher receives them."""
+    regions = torch.from_numpy(arrays["in.images"])
+    regions = regions[:, None, :] if regions.dim() == 2 else regions
+    mask = torch.ones(regions.shape[:2], dtype=torch.bool)
+    words, lengths = torch.from_numpy(arrays["in.tokens"]), torch.from_numpy(arrays["in.lengths"])
+    images = ImageBatch(regions=regions, mask=mask, ids=torch.arange(len(regions)))
+    return images, TextBatch(lengths=lengths, ids=torch.arange(len(words)), words=words)
+
+
+def all_scores(model: Matcher, arrays: Arrays) -> Scores:
+    """(images, captions) scores of a case, inside the graph."""
+    images, texts = batches(arrays)
+    return model.score(model.encode_images(images), model.encode_texts(texts))
+
+
+def _compare_model(table: Table, module: ModuleType, about: dict, arrays: Arrays) -> None:
+    matcher = public_class(module)
+    weights = {name.removeprefix("w."): torch.from_numpy(a) for name, a in arrays.items() if name.startswith("w.")}
+
+    def build(options: Mapping[str, Any]) -> Matcher:
+        return matcher.from_public(weights, options).eval()
+
+    if "combos" in about:
+        for combination, settings in about["combos"].items():
+            options = about["options"] | _grid_options(combination, settings)
+            _compare_scores(table, build(options), arrays, f".{combination}")
+        return
+    model = build(about["options"])
+    if hasattr(module, "public_values"):
+        for name, value in module.public_values(model, arrays).items():
+            table.add("values", name, value, arrays[name])
+    if "out.step_losses" in arrays:
+        _compare_steps(table, model, about["options"], arrays)
+    else:
+        _compare_scores(table, model, arrays, "")
+
+
+def _grid_options(combination: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``"t2i.Mean.softmax"`` and its temperatures as public options."""
+    direction, pooling, norm = combination.split(".")
+    chosen = {"cross_attn": direction, "agg_func": pooling, "raw_feature_norm": norm}
+    return chosen | {name: value for name, value in settings.items() if name.startswith("lambda_")}
+
+
+def _paired(scores: Scores, arrays: Arrays) -> Scores:
+    """The square matrix of the loss: image n with caption ``in.loss_caption_index[n]``."""
+    index = torch.from_numpy(arrays["in.loss_caption_index"])
+    return Scores(i2t=scores.i2t[:, index], t2i=scores.t2i[:, index])
+
+
+def _hinge() -> Callable[..., Tensor]:
+    return importlib.import_module("itm_utils.models.vsepp").hinge_loss
+
+
+def _compare_scores(table: Table, model: Matcher, arrays: Arrays, suffix: str) -> None:
+    scores = all_scores(model, arrays)
+    margin = float(arrays["in.margin"])
+    table.add("values", f"out.sims{suffix}", scores.i2t, arrays[f"out.sims{suffix}"])
+    pairs = _paired(scores, arrays)
+    losses = {"hard": _hinge()(pairs, margin, hardest=True), "sum": _hinge()(pairs, margin, hardest=False)}
+    for name, loss in losses.items():
+        key = f"out.loss_{name}{suffix}"
+        table.add("losses", key, loss, arrays[key], relative=True)
+    model.zero_grad()
+    losses["hard"].backward()
+    parameters = dict(model.named_parameters())
+    for key in arrays:
+        if key.startswith("out.grad.") and key.endswith(suffix):
+            public = key.removeprefix("out.grad.").removesuffix(suffix) if suffix else key.removeprefix("out.grad.")
+            gradient = parameters[our_name(type(model), public)].grad
+            table.add("gradients", key, gradient, arrays[key], relative=True)
+
+
+def _compare_steps(table: Table, model: Matcher, options: Mapping[str, Any], arrays: Arrays) -> None:
+    """Five steps of Adam with clipping on one batch, as the public training step does."""
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=options["learning_rate"])
+    losses, norms = [], []
+    for _ in range(len(arrays["out.step_losses"])):
+        pairs = _paired(all_scores(model, arrays), arrays)
+        loss = _hinge()(pairs, float(arrays["in.margin"]), hardest=options["max_violation"])
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), options["grad_clip"]).item())
+        optimizer.step()
+        losses.append(loss.item())
+    table.add("after five steps", "out.step_losses", losses, arrays["out.step_losses"], relative=True)
+    table.add("after five steps", "out.step_grad_norms", norms, arrays["out.step_grad_norms"], relative=True)
+    parameters = dict(model.named_parameters())
+    for key in arrays:
+        if key.startswith("out.after."):
+            ours = parameters[our_name(type(model), key.removeprefix("out.after."))]
+            table.add("after five steps", key, ours, arrays[key], relative=True)
+
+
+def compare_metrics(table: Table, arrays: Arrays) -> None:
+    """Ranks and recalls from a stored matrix, or from one that a recipe describes."""
+    if "in.seeds" in arrays:
+        for fold, seed in enumerate(arrays["in.seeds"]):
+            parts = {key: arrays[f"out.fold_{key}"][fold] for key in ("i2t", "t2i")}
+            _compare_ranks(table, recipe_matrix(arrays, int(seed)), parts, f"fold {fold} ")
+        return
+    sims = arrays.get("in.sims", arrays.get("out.sims"))
+    sims = recipe_matrix(arrays, int(arrays["in.seed"])) if sims is None else sims
+    prefix = "out.full_" if "out.full_i2t" in arrays else "out."
+    _compare_ranks(table, sims, {key: arrays[prefix + key] for key in ("i2t", "t2i")}, "")
+    if "out.i2t_ranks" in arrays:
+        ranks = retrieval_ranks(Scores.same(sims), five_captions_each(len(sims)))
+        table.add("metrics", "out.i2t_ranks", ranks.i2t, arrays["out.i2t_ranks"])
+        table.add("metrics", "out.t2i_ranks", ranks.t2i, arrays["out.t2i_ranks"])
+    if "out.mean_i2t" in arrays:
+        mean = evaluate_folds(Scores.same(sims), five_captions_each(len(sims)))
+        for key in ("i2t", "t2i"):
+            table.add("metrics", f"out.mean_{key}", _five(getattr(mean, key)), arrays[f"out.mean_{key}"])
+
+
+def recipe_matrix(arrays: Arrays, seed: int) -> np.ndarray:
+    """The matrix that a recipe case describes: (n, 5n), all entries distinct and exact in float32."""
+    n, power = int(arrays["in.n_images"]), int(arrays["in.power"])
+    total = 5 * n * n
+    rng = np.random.RandomState(seed)
+    x = rng.permutation(total).astype(np.float64).reshape(n, 5 * n)
+    v = rng.rand(5 * n)
+    w = np.multiply.reduce([v] * power)
+    columns = np.arange(5 * n)
+    x[columns // 5, columns] = total - (total / 2) * w
+    ranks = np.empty(total, dtype=np.float32)
+    ranks[np.argsort(x.ravel(), kind="stable")] = np.arange(total, dtype=np.float32)
+    return ranks.reshape(n, 5 * n)
+
+
+def _compare_ranks(table: Table, sims: np.ndarray, expected: Mapping[str, np.ndarray], where: str) -> None:
+    result = summarise(retrieval_ranks(Scores.same(sims), five_captions_each(len(sims))), "all")
+    for key in ("i2t", "t2i"):
+        table.add("metrics", f"{where}{key}", _five(getattr(result, key)), expected[key])
+
+
+def _five(direction: Direction) -> np.ndarray:
+    """In float32, in which the golden numbers are stored: a difference of zero then means equal."""
+    numbers = (direction.r1, direction.r5, direction.r10, direction.median_rank, direction.mean_rank)
+    return np.array(numbers, dtype=np.float32)
+
+
+def _numbers(value: Any) -> np.ndarray:
+    return (value.detach().numpy() if isinstance(value, Tensor) else np.asarray(value)).astype(np.float64)

@@ -1,0 +1,61 @@
+"""Load the checkpoints that the public repositories distribute, without running anything that is inside them."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from itm_utils.batches import WordCaptions
+from itm_utils.errors import problem
+from itm_utils.metrics import Retrieval, evaluate, evaluate_folds
+from itm_utils.parity import model_module, public_class
+from itm_utils.precomp import open_split
+from itm_utils.scoring import score_split
+from itm_utils.text import Vocabulary
+
+ENCODERS = ("img_enc", "txt_enc")  # the two state dictionaries of a public checkpoint, in this order
+
+
+def read_published(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights by public name, and the options the model was trained with."""
+    path = Path(path)
+    if not path.is_file():
+        raise problem(path, "no such file", "a published checkpoint")
+    try:
+        # The options are an argparse.Namespace: plain values, and the one class that is let in.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        parts, options = content["model"], vars(content["opt"])
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise problem(path, f"nothing that loads safely ({reason})", "a checkpoint with model and opt") from error
+    weights = {}
+    for encoder, part in zip(ENCODERS, parts, strict=False):
+        for name, tensor in part.items():
+            weights[f"{encoder}.{name.removeprefix('module.')}"] = tensor  # "module.": trained on several GPUs
+    return weights, options
+
+
+def evaluate_published(
+    path: str | Path, model: str, data: str | Path, vocabulary: str | Path, split: str, folds: int = 1
+) -> Retrieval:
+    """Recalls of published weights on a dataset folder; 5 folds of COCO's ``testall`` are the papers' 1K."""
+    weights, options = read_published(path)
+    words = Vocabulary.load(vocabulary)
+    options.setdefault("vocab_size", len(words))
+    if options["vocab_size"] != len(words):
+        raise problem(
+            vocabulary, f"{len(words)} words", f"{options['vocab_size']}, as {Path(path).name} was trained with"
+        )
+    opened = open_split(data, split)
+    words.check_covers(opened.captions, opened.root / f"{split}_caps.txt")
+    matcher = public_class(model_module(model, path)).from_public(weights, options)
+    if torch.cuda.is_available():
+        matcher.cuda()
+    scores = score_split(matcher, opened, WordCaptions(opened, words))
+    return evaluate(scores, opened.owner) if folds == 1 else evaluate_folds(scores, opened.owner, folds)
