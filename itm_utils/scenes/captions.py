@@ -15,7 +15,7 @@ from itm_utils.scenes.world import Knobs, Scene
 
 NOUNS = {
     "ball": (("ball", "balls"), ("sphere", "spheres")),
-    "cube": (("cube", "cubes"), ("box", "boxes"), ("block", "blocks")),
+    "cube": (("cube", "cubes"), ("block", "blocks")),
     "ring": (("ring", "rings"), ("hoop", "hoops")),
     "star": (("star", "stars"),),
     "heart": (("heart", "hearts"),),

@@ -41,7 +41,7 @@ def show(
         raise problem("itm scenes show", f"picture {number}", f"0 to {len(data.scenes) - 1} in split {split}")
     members = family_of(data, number)
     typer.echo(family_text(data, members))
-    family_figure(data, members).savefig(out, dpi=110)
+    family_figure(data, members).savefig(out)
     typer.echo(f"\n{out}")
 
 

@@ -29,8 +29,12 @@ class Ask:
 
     def matches(self, toy: Toy) -> bool:
         """Whether the phrase's words are true of the toy."""
-        wanted = (self.shape, self.colour, self.pattern, self.size)
-        return all(word is None or word == value for word, value in zip(wanted, toy.kind, strict=True))
+        return (
+            self.shape in (None, toy.shape)
+            and self.colour in (None, toy.colour)
+            and self.pattern in (None, toy.pattern)
+            and self.size in (None, toy.size)
+        )
 
     @property
     def words(self) -> tuple[str | None, ...]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
-
-import matplotlib
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -18,6 +16,7 @@ from itm_utils.scenes.world import CANVAS
 
 SCALE = 5  # drawn with more pixels for the eye; boxes keep the coordinates of the 96 x 96 picture
 GREY = "#8a8a92"
+DPI = 140
 PHRASE_COLOURS = ("#d55e00", "#0072b2", "#009e73")  # safe for colour-blind readers, legible on the paper
 ROLE_NAMES = {
     "alone": "alone",
@@ -57,26 +56,26 @@ def captions_of(data: SceneSplit, number: int) -> list[Caption]:
 
 def family_figure(data: SceneSplit, members: list[int], captions: int = 1) -> Figure:
     """The family side by side; below, captions of each with the pictures they fit."""
-    columns = len(members)
-    figure = new_figure(2.5 * columns, 2.9 + 0.36 * captions * columns)
-    height = 2.5 / figure.get_figheight()
+    columns, line = len(members), 0.34  # inches
+    width, height = 2.3 * columns, 2.3 + 0.75 + line * captions * columns
+    figure = new_figure(width, height)
     for column, k in enumerate(members):
-        axes = figure.add_axes([(column + 0.03) / columns, 0.985 - height, 0.94 / columns, height * 0.94])
+        left, bottom = (column * 2.3 + 0.08) / width, 1 - 2.5 / height
+        axes = figure.add_axes([left, bottom, 2.14 / width, 2.14 / height])
         show_picture(axes, data, k)
-        axes.set_title(f"{column + 1}  {ROLE_NAMES[data.scenes[k].role]}", loc="left", fontsize=10.5)
-    top = 0.985 - height - 0.2 / figure.get_figheight()
-    step = 0.36 / figure.get_figheight()
-    for row, (column, k, n) in enumerate((c, k, n) for c, k in enumerate(members) for n in range(captions)):
-        caption = captions_of(data, k)[n]
-        y = top - row * step
-        figure.text(0.008, y, f"{column + 1}", fontsize=11, color=GREY, va="center", weight="bold")
-        write_caption(figure, 0.03, y, caption)
-        for other, picture in enumerate(members):
-            true = is_true(caption.claim, data.scenes[picture])
-            mark_truth(figure, 0.80 + 0.2 * (other + 0.5) / columns, y, true)
-    for other in range(columns):
-        x = 0.80 + 0.2 * (other + 0.5) / columns
-        figure.text(x, top + 0.55 * step, f"{other + 1}", fontsize=9, color=GREY, ha="center", va="bottom")
+        axes.set_title(f"{column + 1}  {ROLE_NAMES[data.scenes[k].role]}", loc="left", fontsize=10, color=INK)
+    marks = [1 - (columns - other) * 0.32 / width for other in range(columns)]
+    top = 1 - 2.75 / height
+    figure.text(marks[0] - 0.3 / width, top, "true of", fontsize=9, color=GREY, ha="right", va="center")
+    for other, x in enumerate(marks):
+        figure.text(x, top, f"{other + 1}", fontsize=9, color=GREY, ha="center", va="center")
+    rows = [(column, k, n) for column, k in enumerate(members) for n in range(captions)]
+    for row, (column, k, n) in enumerate(rows):
+        caption, y = captions_of(data, k)[n], top - (row + 0.85) * line / height
+        figure.text(0.08 / width, y, f"{column + 1}", fontsize=10.5, color=GREY, va="center", weight="bold")
+        write_caption(figure, 0.32 / width, y, caption, 10.5)
+        for x, picture in zip(marks, members, strict=True):
+            mark_truth(figure, x, y, is_true(caption.claim, data.scenes[picture]))
     return figure
 
 
@@ -89,8 +88,9 @@ def mark_truth(figure: Figure, x: float, y: float, true: bool) -> None:
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure on the book's paper, not tied to any window."""
-    with matplotlib.rc_context({"font.family": "DejaVu Sans"}):
-        return Figure(figsize=(width, height), facecolor=PAPER)
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
+    FigureCanvasAgg(figure)  # texts are measured by the renderer that draws them
+    return figure
 
 
 def show_picture(axes, data: SceneSplit, number: int, raw: bool = False) -> None:
@@ -105,14 +105,13 @@ def show_picture(axes, data: SceneSplit, number: int, raw: bool = False) -> None
 def add_box(axes, box, colour: str, width: float = 2.0, **more) -> None:
     """Outline a box in pixel coordinates, with a light halo so that it shows on every place."""
     x1, y1, x2, y2 = box
-    halo = Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor="white", linewidth=width + 1.6, alpha=0.75)
+    halo = Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor="white", linewidth=1.8 * width, alpha=0.6)
     axes.add_patch(halo)
     axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=width, **more))
 
 
 def write_caption(figure: Figure, x: float, y: float, caption: Caption, size: float = 11) -> None:
     """A caption on one line, its noun phrases in the colours of their boxes."""
-    renderer = figure.canvas.get_renderer() if hasattr(figure.canvas, "get_renderer") else None
     at = 0
     pieces = []
     for phrase, colour in zip(caption.phrases, PHRASE_COLOURS, strict=False):
@@ -120,19 +119,18 @@ def write_caption(figure: Figure, x: float, y: float, caption: Caption, size: fl
         at = phrase.end
     pieces.append((caption.text[at:], INK, "normal"))
     for text, colour, weight in pieces:
-        # Spaces at the ends of a text have no extent: a thin bar measures them.
-        drawn = figure.text(x, y, text, color=colour, weight=weight, fontsize=size, va="center")
-        x += _text_width(figure, drawn, text, renderer)
+        figure.text(x, y, text, color=colour, weight=weight, fontsize=size, va="center")
+        x += _text_width(figure, text, fontsize=size, weight=weight)
 
 
-def _text_width(figure: Figure, drawn, text: str, renderer) -> float:
-    """Width of a text with its outer spaces, as a share of the figure."""
-    probe = figure.text(0, 0, f"|{text}|", fontsize=drawn.get_fontsize(), weight=drawn.get_weight())
-    bars = figure.text(0, 0, "||", fontsize=drawn.get_fontsize(), weight=drawn.get_weight())
-    width = probe.get_window_extent(renderer).width - bars.get_window_extent(renderer).width
-    probe.remove()
-    bars.remove()
-    return width / (figure.get_figwidth() * figure.dpi)
+def _text_width(figure: Figure, text: str, **style) -> float:
+    """Width of a text as a share of the figure; bars around it make its outer spaces count."""
+    widths = []
+    for sample in (f"|{text}|", "||"):
+        drawn = figure.text(0, 0, sample, **style)
+        widths.append(drawn.get_window_extent().width)
+        drawn.remove()
+    return (widths[0] - widths[1]) / (figure.get_figwidth() * figure.dpi)
 
 
 def grounding_figure(data: SceneSplit, number: int, proposals: np.ndarray, caption: int = 0) -> Figure:
@@ -151,8 +149,3 @@ def grounding_figure(data: SceneSplit, number: int, proposals: np.ndarray, capti
         add_box(views[1], box, "#3b3b98", 1.1, alpha=0.9)
     write_caption(figure, 0.014, 0.055, chosen, 12)
     return figure
-
-
-def wrap(text: str, width: int = 34) -> str:
-    """Break a caption for a narrow column."""
-    return "\n".join(textwrap.wrap(text, width))
