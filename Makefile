@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM = false
 export PYDEVD_DISABLE_FILE_VALIDATION = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install book test unit parity notebooks pages serve export lint format clean
+.PHONY: help install book test unit parity notebooks pages serve export student lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 20
@@ -69,6 +69,9 @@ serve: $(STAMP)  ## JupyterLab on the chapters
 
 export: $(STAMP)  ## write itm_utils/models/ from the chapters' exported cells
 	@$(BIN)/itm export
+
+student: $(STAMP)  ## copies of the chapters without solutions, in _build/student/
+	@$(BIN)/itm notebooks student
 
 lint: $(STAMP)  ## ruff, codespell, notebook rules, stale modules
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && \

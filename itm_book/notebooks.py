@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
 import os
 import platform
@@ -17,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from nbformat import NotebookNode, v4
+from PIL import Image
 from tqdm import tqdm
 
 from itm_utils.errors import ItmError, problem
@@ -24,6 +27,7 @@ from itm_utils.files import write_json, write_text
 from itm_utils.progress import interactive
 
 CELL_TIMEOUT = 600  # seconds
+LARGE_PICTURE = 200_000  # characters of base64
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_METADATA = {"tags", "mystnb", "slideshow"}
 # Files that decide what a chapter prints, besides its own cells.
@@ -221,9 +225,21 @@ def is_current(root: Path, run: Run) -> bool:
     return known == run.key and (root / "_build/notebooks" / run.path.name).is_file()
 
 
+def compress_pictures(notebook: NotebookNode) -> None:
+    """Store, in place, large picture outputs as JPEG: drawn scenes with their grain are no matter for PNG."""
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        encoded = output.get("data", {}).get("image/png", "")
+        if len(encoded) > LARGE_PICTURE:
+            picture = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB")
+            packed = io.BytesIO()
+            picture.save(packed, "JPEG", quality=88, subsampling=0)  # full colour resolution: red text stays sharp
+            del output["data"]["image/png"]
+            output["data"]["image/jpeg"] = base64.b64encode(packed.getvalue()).decode()
+
+
 def save(root: Path, run: Run, in_place: bool) -> None:
     """Store a finished notebook, then its record: a record without a notebook never exists."""
-    clean(run.notebook)
+    compress_pictures(clean(run.notebook))
     if in_place:
         if run.path.read_text(encoding="utf-8") != run.original:
             raise problem(run.path, "a file changed during the run", "the file as it was", "Run it again.")

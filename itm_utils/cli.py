@@ -133,6 +133,16 @@ def launch(
     typer.echo(f"{folder}: {len(copies)} notebooks")
 
 
+@notebooks.command()
+def student(
+    folder: Annotated[Path, typer.Argument(help="Where the copies go.")] = Path("_build/student"),
+) -> None:
+    """Write copies for a class, without solutions, answers and outputs."""
+    from itm_book.student import student_copies
+
+    typer.echo(f"{folder}: {len(student_copies(project_root(), folder))} notebooks")
+
+
 @book.command()
 def build(
     executed: Annotated[bool, typer.Option("--executed", help="Show the copies run under _build/.")] = False,

@@ -92,7 +92,8 @@ def matrix(
     """
     values = np.asarray(values)
     limit = float(np.abs(values).max()) or 1.0
-    ax = ax or plt.subplots(figsize=(1.6 + 0.9 * len(columns), 1.0 + 0.55 * len(rows)))[1]
+    cell = max(0.9, 0.1 * max(len(name) for name in columns))  # inches: labels must not run into each other
+    ax = ax or plt.subplots(figsize=(1.8 + cell * len(columns), 1.0 + 0.55 * len(rows)))[1]
     sns.heatmap(
         values,
         annot=True,

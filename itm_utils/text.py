@@ -115,6 +115,15 @@ class Vocabulary:
             raise problem(path, f"{front} as ids 0 to 3", f"{list(SPECIAL)}")
         return cls(word2idx)
 
+    @classmethod
+    def of_folder(cls, root: str | Path) -> Vocabulary:
+        """The one ``*_vocab.json`` of a dataset folder."""
+        found = sorted(Path(root).glob("*_vocab.json"))
+        if len(found) != 1:
+            names = ", ".join(path.name for path in found) or "none"
+            raise problem(Path(root) / "*_vocab.json", names, "exactly one vocabulary")
+        return cls.load(found[0])
+
     def save(self, path: str | Path) -> None:
         """Write the public JSON."""
         idx2word = {str(index): word for word, index in self.word2idx.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import signal
@@ -12,10 +14,12 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from nbformat import NotebookNode, v4
 from papermill.cli import papermill
+from PIL import Image
 from tiny_book import PNG, ROOT, code, printed, text, tiny_book, tiny_notebook
 
 from itm_book import notebooks
@@ -331,3 +335,20 @@ def test_install_cell_keeps_torch_and_numpy(path: Path, tmp_path: Path, monkeypa
 
 def test_citations_without_a_bibliography(tmp_path: Path) -> None:
     assert read_citations(tmp_path / "none.bib") == {}
+
+
+def test_large_pictures_are_stored_as_jpeg_and_charts_stay_as_they_are() -> None:
+    def encoded(pixels: np.ndarray) -> str:
+        packed = io.BytesIO()
+        Image.fromarray(pixels).save(packed, "PNG")
+        return base64.b64encode(packed.getvalue()).decode()
+
+    grainy = encoded(np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8))
+    chart = encoded(np.zeros((300, 400, 3), dtype=np.uint8))
+    cell = v4.new_code_cell(
+        "", outputs=[v4.new_output("display_data", {"image/png": data}) for data in (grainy, chart)]
+    )
+    notebooks.compress_pictures(v4.new_notebook(cells=[cell]))
+    assert list(cell.outputs[0].data) == ["image/jpeg"]
+    assert Image.open(io.BytesIO(base64.b64decode(cell.outputs[0].data["image/jpeg"]))).size == (400, 300)
+    assert cell.outputs[1].data == {"image/png": chart}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
 from itm_utils.cli import app
@@ -16,7 +17,6 @@ from itm_utils.errors import ItmError
 from itm_utils.parity import Row, run_case, run_folder
 from itm_utils.published import evaluate_published, read_published
 from itm_utils.text import Vocabulary
-from itm_utils.toy import write_toy_dataset
 
 GOLDEN = Path(__file__).parent / "golden"
 

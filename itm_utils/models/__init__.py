@@ -3,4 +3,6 @@
 """The models of the book, one module a chapter.
 
 * ``keeping_score`` from ``notebooks/00_keeping_score.ipynb``
+* ``vsepp`` from ``notebooks/01_vsepp.ipynb``
+* ``scan`` from ``notebooks/02_scan.ipynb``
 """

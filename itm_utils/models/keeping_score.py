@@ -67,6 +67,8 @@ class InBatchSoftmax:
         scores = model.score(images, texts)
         right = torch.arange(len(batch), device=scores.i2t.device)
         loss = nn.functional.cross_entropy(scores.i2t / self.temperature, right)
-        loss = loss + nn.functional.cross_entropy(scores.t2i.T / self.temperature, right)
+        loss = loss + nn.functional.cross_entropy(
+            scores.t2i.T / self.temperature, right
+        )
         extra = model.extra_losses(images, texts, batch)
         return loss + sum(extra.values()), {}

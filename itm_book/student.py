@@ -1,0 +1,40 @@
+"""Copies of the chapters for a class: exercises and their checks stay, solutions and answers go."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from itm_book.notebooks import clean, find_notebooks, read_notebook, write_notebook
+
+# A fenced {solution} block, or a folded admonition that gives answers away; the closing fence is the opening one.
+GIVEN_AWAY = re.compile(
+    r"^(`{3,}|:{3,})\{(?:solution\}|admonition\} Answers?\b|dropdown\} (?:Answers?|Solution)\b).*?^\1[ \t]*$\n?",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def without_solutions(notebook: NotebookNode) -> NotebookNode:
+    """Drop everything between ``{solution-start}`` and ``{solution-end}``, fenced answers, and all outputs."""
+    kept, inside = [], False
+    for cell in notebook.cells:
+        inside = inside or "{solution-start}" in cell.source
+        if not inside:
+            if cell.cell_type == "markdown":
+                cell.source = GIVEN_AWAY.sub("", cell.source).strip()
+            if cell.source:
+                kept.append(cell)
+        inside = inside and "{solution-end}" not in cell.source
+    notebook.cells = kept
+    return clean(notebook, keep_outputs=False)
+
+
+def student_copies(root: Path, folder: Path) -> list[Path]:
+    """Write a copy of every chapter to ``folder``."""
+    copies = []
+    for path in find_notebooks(root):
+        copies.append(folder / path.name)
+        write_notebook(copies[-1], without_solutions(read_notebook(path)))
+    return copies

@@ -1,0 +1,50 @@
+"""Student copies: the exercises are there, the solutions are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from itm_book.lint import check_cell
+from itm_book.notebooks import find_notebooks, read_notebook
+from itm_book.student import without_solutions
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_gated_fenced_and_folded_solutions_are_removed() -> None:
+    notebook = new_notebook(
+        cells=[
+            new_markdown_cell("# Title"),
+            new_markdown_cell("Why?\n\n```{admonition} Answers\n:class: dropdown\nBecause.\n```\n\nGo on."),
+            new_markdown_cell("```{exercise}\n:label: ex\nDo it.\n```"),
+            new_code_cell("def mine(): ..."),
+            new_markdown_cell("````{solution-start} ex\n:class: dropdown\n````"),
+            new_code_cell("def solved(): return 42"),
+            new_markdown_cell("````{solution-end}\n````"),
+            new_markdown_cell("```{solution} ex\nForty-two.\n```"),
+            new_markdown_cell("The end."),
+        ]
+    )
+    copy = without_solutions(notebook)
+    text = "\n".join(cell.source for cell in copy.cells)
+    for gone in ("42", "Because", "Forty-two", "solution"):
+        assert gone not in text
+    for kept in ("# Title", "Why?", "Go on.", "Do it.", "def mine", "The end."):
+        assert kept in text
+
+
+@pytest.mark.parametrize("path", find_notebooks(ROOT), ids=lambda path: path.stem)
+def test_no_chapter_gives_its_solutions_away(path: Path) -> None:
+    whole = read_notebook(path)
+    exercises = sum("{exercise" in cell.source for cell in whole.cells)
+    assert exercises >= 2
+    assert sum("{solution" in cell.source for cell in whole.cells) >= exercises
+    copy = without_solutions(whole)
+    assert sum("{exercise" in cell.source for cell in copy.cells) == exercises
+    for cell in copy.cells:
+        assert "{solution" not in cell.source
+        assert "olution(" not in cell.source, "a cell that stays calls a solution"
+        assert not list(check_cell(cell))
