@@ -99,6 +99,10 @@ def save(model: torch.nn.Module, folder: Path) -> None:
     weights = {
         f"bert.{k}": v.half().contiguous() for k, v in model.bert.state_dict().items() if "position_ids" not in k
     }
+    # Masked words train no pooler; one of zeros keeps every loader from inventing a random one.
+    width = model.config.hidden_size
+    weights["bert.pooler.dense.weight"] = torch.zeros(width, width, dtype=torch.float16)
+    weights["bert.pooler.dense.bias"] = torch.zeros(width, dtype=torch.float16)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     model.config.to_json_file(folder / "config.json")

@@ -88,7 +88,7 @@ def mark_truth(figure: Figure, x: float, y: float, true: bool) -> None:
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure on the book's paper, not tied to any window."""
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER, layout="none")
     FigureCanvasAgg(figure)  # texts are measured by the renderer that draws them
     return figure
 
