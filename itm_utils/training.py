@@ -120,6 +120,9 @@ def train(
     that was killed at any moment ends in the same weights as one that was not (bit for bit on a CPU; on a GPU as
     far as its kernels are deterministic). With ``validate`` the model ends with its best weights.
 
+    Started by ``torchrun`` or ``accelerate launch``, the processes take turns in the batches, and each looks for
+    negatives in its own: ``batch_size`` is that of one process.
+
     run_dir: receives ``log.jsonl``, ``best.safetensors`` and the newest checkpoints.
     provenance: fingerprints of data and vocabulary; a run is not resumed on others.
     """
