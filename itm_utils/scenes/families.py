@@ -14,8 +14,10 @@ from itm_utils.scenes.captions import Caption, describe
 from itm_utils.scenes.dice import Dice
 from itm_utils.scenes.world import (
     ATTRIBUTES,
+    CANVAS,
     EDIT_KINDS,
     PLACES,
+    TURNS,
     UNIT,
     Knobs,
     Scene,
@@ -25,7 +27,7 @@ from itm_utils.scenes.world import (
     relight,
     resize,
     sample_scene,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def _shuffle(members: list[Described], dice: Dice) -> list[Described]:
 def sample_family(dice: Dice, number: int, knobs: Knobs) -> list[Described]:
     """One scene, or a base with its edits and retakes, each with five captions.
 
-    Every caption of the base is false of every edit, every caption of an edit or retake false of its twins.
+    Every caption is false of its scene's twins: a base's of all edits, an edit's of the base and the retakes.
     Families for which the grammar finds no such captions are thrown away.
     """
     while True:
@@ -156,7 +158,8 @@ def _count(dice: Dice, toys: tuple[Toy, ...]) -> tuple[Toy, ...] | None:
     if len(toys) == 7:
         return None
     for _ in range(40):
-        x, y = dice.between(toy.radius, 384 - toy.radius), dice.between(toy.radius, 384 - toy.radius)
+        low, high = toy.radius, CANVAS * UNIT - toy.radius
+        x, y = dice.between(low, high), dice.between(low, high)
         more = (*toys, replace(resize(dice, toy), x=x, y=y))
         if fits(more):
             return more
@@ -178,7 +181,7 @@ EDITS: dict[str, Callable] = {"binding": _bind, "count": _count, "swap": _swap}
 
 
 def _nudge(dice: Dice, toy: Toy) -> Toy:
-    """Two pixels at most: near-duplicates must not be told apart by comparing pixels."""
+    """Move by two pixels at most: twins must not be told apart by comparing pixels."""
     x, y = toy.x + dice.between(-2 * UNIT, 2 * UNIT), toy.y + dice.between(-2 * UNIT, 2 * UNIT)
-    turn = max(-18, min(18, toy.turn + dice.between(-6, 6)))
+    turn = max(TURNS[0], min(TURNS[1], toy.turn + dice.between(-6, 6)))
     return replace(toy, x=x, y=y, turn=turn)
