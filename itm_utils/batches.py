@@ -23,6 +23,7 @@ class WordCaptions:
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
         self.ids = np.concatenate(encoded)
         self.captions = split.captions
+        self.fingerprint = vocabulary.fingerprint
 
     def batch(self, captions: np.ndarray, spans: bool = False) -> TextBatch:
         """Word ids padded to the longest caption asked for; with ``spans`` also the characters they cover."""

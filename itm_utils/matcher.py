@@ -57,16 +57,19 @@ class TensorBatch:
         """Join batches along the first axis, padding the second (regions or words) to the longest."""
         if not batches:
             raise ItmError(f"cannot join an empty list of {cls.__name__}")
-        joined = {}
-        for f in fields(cls):
-            parts = [getattr(batch, f.name) for batch in batches]
-            if isinstance(parts[0], Tensor):
-                joined[f.name] = _cat_padded(parts)
-            elif isinstance(parts[0], dict):
-                joined[f.name] = {name: _cat_padded([part[name] for part in parts]) for name in parts[0]}
-            else:
-                joined[f.name] = parts[0]
-        return replace(batches[0], **joined)
+        parts = {f.name: [getattr(batch, f.name) for batch in batches] for f in fields(cls)}
+        return replace(batches[0], **{name: _cat(values) for name, values in parts.items()})
+
+
+def _cat(parts: list[Any]) -> Any:
+    """Join one field of several batches."""
+    if isinstance(parts[0], Tensor):
+        return _cat_padded(parts)
+    if isinstance(parts[0], TensorBatch):
+        return type(parts[0]).cat(parts)
+    if isinstance(parts[0], dict):
+        return {name: _cat_padded([part[name] for part in parts]) for name in parts[0]}
+    return parts[0]
 
 
 def _cat_padded(parts: list[Tensor]) -> Tensor:
@@ -151,16 +154,18 @@ class Encoded(TensorBatch):
     local: (n, k, d) one vector a region or word.
     mask: (n, k) True where there is one.
     pooled: (n, d) one vector an item.
-    extra: whatever a model wants to compute once an item instead of once a pair; first axis n.
+    extra: (n, …) whatever a model computes once an item instead of once a pair.
+    extra_local: (n, k, …) the same for each region or word; cut to shorter captions together with ``local``.
     """
 
     local: Tensor | None = None
     mask: Tensor | None = None
     pooled: Tensor | None = None
     extra: dict[str, Tensor] = field(default_factory=dict)
+    extra_local: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        for value in (self.local, self.pooled, *self.extra.values()):
+        for value in (self.local, self.pooled, *self.extra.values(), *self.extra_local.values()):
             if value is not None:
                 return len(value)
         raise ItmError(f"{type(self).__name__} holds no tensor, so it has no length")
@@ -179,11 +184,12 @@ class Scores(TensorBatch):
     """What a model thinks of pairs: (i, c) for all pairs, or (b,) for given pairs.
 
     ``i2t`` ranks captions for an image, ``t2i`` ranks images for a caption. They are the same tensor
-    unless the model is decoupled.
+    unless the model is decoupled. ``models`` says how many models' scores were averaged.
     """
 
     i2t: Tensor
     t2i: Tensor
+    models: int = 1
 
     @classmethod
     def same(cls, scores: Tensor) -> Scores:
@@ -198,6 +204,12 @@ class Scores(TensorBatch):
     def _map(self, change) -> Self:
         i2t = change(self.i2t)
         return replace(self, i2t=i2t, t2i=change(self.t2i) if self.decoupled else i2t)
+
+    @classmethod
+    def cat(cls, batches: list[Self]) -> Self:
+        """Join scores of more images (or pairs)."""
+        joined = super().cat(batches)
+        return joined if any(batch.decoupled for batch in batches) else replace(joined, t2i=joined.i2t)
 
 
 @dataclass

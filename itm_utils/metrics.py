@@ -12,9 +12,10 @@ producing them. (Sorting, as the public code does, puts NaN first and calls it a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from itm_utils.errors import ItmError, problem
@@ -43,8 +44,8 @@ class Direction:
 class Retrieval:
     """Both directions under one protocol.
 
-    protocol: ``"all"`` (every image against every caption), or ``"5 folds of n"``; on the 5,000 test images of
-        COCO these are the papers' 5K and 1K, and are called so.
+    protocol: ``"all n"`` (every image against every caption), or ``"5 folds of n"``. On COCO's ``testall`` these
+        are the papers' 5K and 1K; see :func:`coco_protocol`.
     models: 1 for a single model, more for an ensemble, 0 for none; every printed result says which.
     """
 
@@ -108,32 +109,44 @@ def summarise(ranks: Ranks, protocol: str, models: int = 1) -> Retrieval:
     return Retrieval(_direction(ranks.i2t), _direction(ranks.t2i), protocol, models)
 
 
-def evaluate(scores: Scores, owner: np.ndarray, models: int = 1) -> Retrieval:
+def evaluate(scores: Scores, owner: np.ndarray) -> Retrieval:
     """Every image against every caption. On COCO's 5,000 test images this is the papers' 5K."""
     ranks = retrieval_ranks(scores, owner)
-    return summarise(ranks, "5K" if len(ranks.i2t) == 5000 else "all", models)
+    return summarise(ranks, f"all {len(ranks.i2t)}", scores.models)
 
 
-def evaluate_folds(scores: Scores, owner: np.ndarray, folds: int = 5, models: int = 1) -> Retrieval:
+def evaluate_folds(scores: Scores, owner: np.ndarray, folds: int = 5) -> Retrieval:
     """The mean over consecutive blocks of images with their own captions only.
 
     On COCO's 5,000 test images this is the papers' 1K, and nothing else is: the first thousand alone is
-    another, easier number.
+    another number.
     """
     parts = [summarise(ranks, "") for ranks in fold_ranks(scores, owner, folds)]
-    size = len(scores.i2t) // folds
     return Retrieval(
         i2t=_mean_direction([part.i2t for part in parts]),
         t2i=_mean_direction([part.t2i for part in parts]),
-        protocol="1K" if (folds, size) == (5, 1000) else f"{folds} folds of {size}",
-        models=models,
+        protocol=f"{folds} folds of {len(scores.i2t) // folds}",
+        models=scores.models,
     )
+
+
+def coco_protocol(result: Retrieval, split: str) -> Retrieval:
+    """Give a result on COCO's ``testall`` the papers' name: 1K for five folds of 1,000, 5K for all 5,000.
+
+    Size alone does not earn the name: COCO's validation split has 5,000 images too.
+    """
+    names = {"5 folds of 1000": "1K", "all 5000": "5K"}
+    if split != "testall" or result.protocol not in names:
+        raise problem(
+            "protocol", f"{result.protocol} of split {split}", "all 5,000 images of testall, whole or in 5 folds"
+        )
+    return replace(result, protocol=names[result.protocol])
 
 
 def fold_ranks(scores: Scores, owner: np.ndarray, folds: int) -> list[Ranks]:
     """Ranks within each of ``folds`` consecutive blocks of images."""
     owner = np.asarray(owner)
-    images = len(scores.i2t)
+    images = _check_owner(owner, _matrix(scores.i2t, "i2t"), _matrix(scores.t2i, "t2i"))
     if folds < 1 or images % folds:
         raise problem("folds", f"{images} images to cut into {folds}", "equal blocks")
     size = images // folds
@@ -147,14 +160,14 @@ def fold_ranks(scores: Scores, owner: np.ndarray, folds: int) -> list[Ranks]:
 
 
 def ensemble(parts: list[Scores]) -> Scores:
-    """The mean of several models' matrices, before ranking. Pass ``models=len(parts)`` to what evaluates it."""
+    """The mean of several models' matrices, before ranking. What evaluates it says that it is an ensemble."""
     shapes = {(tuple(part.i2t.shape), tuple(part.t2i.shape)) for part in parts}
     if len(shapes) != 1:
         raise problem("ensemble", f"matrices of shapes {sorted(shapes)}", "one shape")
+    models = sum(part.models for part in parts)
     i2t = sum(part.i2t for part in parts) / len(parts)
-    if not any(part.decoupled for part in parts):
-        return Scores.same(i2t)
-    return Scores(i2t=i2t, t2i=sum(part.t2i for part in parts) / len(parts))
+    decoupled = any(part.decoupled for part in parts)
+    return Scores(i2t=i2t, t2i=sum(part.t2i for part in parts) / len(parts) if decoupled else i2t, models=models)
 
 
 def bootstrap_intervals(
@@ -202,7 +215,10 @@ def chance(images: int, owner: np.ndarray) -> Retrieval:
 
 
 def _matrix(scores: Tensor | np.ndarray, name: str) -> np.ndarray:
-    matrix = scores.detach().cpu().numpy() if isinstance(scores, Tensor) else np.asarray(scores)
+    if isinstance(scores, Tensor):
+        # numpy knows no bfloat16; float32 holds each of its numbers exactly
+        scores = (scores.float() if scores.dtype == torch.bfloat16 else scores).detach().cpu().numpy()
+    matrix = np.asarray(scores)
     if matrix.ndim != 2 or matrix.size == 0:
         raise problem(f"{name} scores", f"shape {matrix.shape}", "(images, captions)")
     return matrix

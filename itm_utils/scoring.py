@@ -3,79 +3,126 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from itm_utils.batches import WordCaptions, image_batch
+from itm_utils.batches import image_batch
 from itm_utils.errors import problem
-from itm_utils.matcher import Images, Matcher, Scores, Texts
+from itm_utils.matcher import Images, Matcher, Scores, TextBatch, Texts
 from itm_utils.precomp import PrecompSplit
 from itm_utils.progress import bar
 
 BUDGET = 512 * 2**20  # bytes of working memory for one block of pairs
+BATCH = 128  # images or captions that go through an encoder at once
 
 
-@torch.inference_mode()
-def encode_split(
-    model: Matcher, split: PrecompSplit, texts: WordCaptions, batch_size: int = 128
-) -> tuple[Images, Texts]:
-    """Every image and every caption of a split through the encoders, once each, in order."""
-    device = _device(model)
+class Captions(Protocol):
+    """Where the captions of a split come from: word ids, or states of a frozen text encoder."""
+
+    lengths: np.ndarray
+
+    def batch(self, captions: np.ndarray) -> TextBatch: ...
+
+
+@contextmanager
+def evaluating(model: Matcher) -> Iterator[torch.device]:
+    """Evaluation mode without gradients; afterwards, whatever happens, the mode it was in. Yields the device."""
     was_training = model.training
+    parameter = next(model.parameters(), None)
     model.eval()
-    images = [
-        model.encode_images(image_batch(split, index).to(device))
-        for index in _chunks(split.n_images, batch_size, "encode images")
-    ]
-    captions = [
-        model.encode_texts(texts.batch(index).to(device))
-        for index in _chunks(split.n_captions, batch_size, "encode captions")
-    ]
-    model.train(was_training)
-    return Images.cat(images), Texts.cat(captions)
+    try:
+        with torch.inference_mode():
+            yield torch.device("cpu") if parameter is None else parameter.device
+    finally:
+        model.train(was_training)
 
 
-@torch.inference_mode()
-def score_all(model: Matcher, images: Images, texts: Texts, budget: int = BUDGET) -> Scores:
-    """(i, c) scores of all pairs on the CPU, computed block by block.
+def encode_images(model: Matcher, split: PrecompSplit) -> list[Images]:
+    """Every image of a split through the encoder, in order, in blocks."""
+    with evaluating(model) as device:
+        return [
+            model.encode_images(image_batch(split, index).to(device)) for index in _chunks(split.n_images, "images")
+        ]
 
-    Captions are visited in order of length and each block is cut to its longest one, so that padding costs
-    little; a block never needs more than ``budget`` bytes by the model's own estimate.
+
+def encode_split(model: Matcher, split: PrecompSplit, texts: Captions) -> tuple[Images, Texts]:
+    """Every image and every caption through the encoders, joined. For whole splits of long captions this pads all
+    to the longest one; :func:`score_split` does not."""
+    with evaluating(model) as device:
+        captions = [
+            model.encode_texts(texts.batch(index).to(device)) for index in _chunks(split.n_captions, "captions")
+        ]
+        return Images.cat(encode_images(model, split)), Texts.cat(captions)
+
+
+def score_split(model: Matcher, split: PrecompSplit, texts: Captions, budget: int = BUDGET) -> Scores:
+    """(i, c) scores of a whole split, on the CPU.
+
+    Images are encoded once and kept. Captions are encoded in order of length, a block at a time, scored against
+    all images and forgotten: padding costs little, and memory does not grow with their number.
     """
-    was_training = model.training
-    model.eval()
-    order = _by_length(texts)
-    rows, columns = block_shape(model, images, texts, budget)
-    i2t = torch.empty((len(images), len(texts)))
-    t2i = i2t
-    blocks = [(r, c) for c in _starts(len(texts), columns) for r in _starts(len(images), rows)]
-    for row, column in bar(blocks, "score", "block"):
-        captions = order[column : column + columns]
-        part = model.score(images[row : row + rows], trim(texts[captions.to(_device(model))]))
-        i2t[row : row + rows, captions] = part.i2t.float().cpu()
+    with evaluating(model) as device:
+        images = encode_images(model, split)
+        order = np.argsort(texts.lengths, kind="stable")
+        table = _Table(split.n_images, split.n_captions)
+        for start in bar(range(0, split.n_captions, BATCH), "score", "block"):
+            captions = order[start : start + BATCH]
+            encoded = model.encode_texts(texts.batch(captions).to(device))
+            row = 0
+            for block in images:
+                part = score_all(model, block, encoded, budget, progress=False)
+                table.put(part, slice(row, row + len(block)), torch.from_numpy(captions))
+                row += len(block)
+    return table.scores()
+
+
+def score_all(model: Matcher, images: Images, texts: Texts, budget: int = BUDGET, progress: bool = True) -> Scores:
+    """(i, c) scores of given encodings, on the CPU, computed block by block.
+
+    Captions are visited in order of length and each block is cut to its longest one; a block never needs more than
+    ``budget`` bytes by the model's own estimate.
+    """
+    with evaluating(model) as device:
+        order = _by_length(texts)
+        rows, columns = block_shape(model, images, texts, budget)
+        table = _Table(len(images), len(texts))
+        starts = range(0, len(texts), columns)
+        for column in bar(starts, "score", "block") if progress else starts:
+            captions = order[column : column + columns]
+            block = trim(texts[captions.to(device)])
+            for row in range(0, len(images), rows):
+                table.put(model.score(images[row : row + rows], block), slice(row, row + rows), captions)
+    return table.scores()
+
+
+class _Table:
+    """The full matrices, filled block by block; the second one only if the model is decoupled."""
+
+    def __init__(self, images: int, captions: int) -> None:
+        self.i2t = torch.empty((images, captions))
+        self.t2i = self.i2t
+
+    def put(self, part: Scores, rows: slice, captions: torch.Tensor) -> None:
+        self.i2t[rows, captions] = part.i2t.float().cpu()
         if part.decoupled:
-            if t2i is i2t:
-                t2i = torch.empty_like(i2t)
-            t2i[row : row + rows, captions] = part.t2i.float().cpu()
-    model.train(was_training)
-    return Scores(i2t=i2t, t2i=t2i)
+            if self.t2i is self.i2t:
+                self.t2i = torch.empty_like(self.i2t)
+            self.t2i[rows, captions] = part.t2i.float().cpu()
 
-
-def score_split(model: Matcher, split: PrecompSplit, texts: WordCaptions, budget: int = BUDGET) -> Scores:
-    """Encode a split and score all its pairs."""
-    return score_all(model, *encode_split(model, split, texts), budget=budget)
+    def scores(self) -> Scores:
+        return Scores(i2t=self.i2t, t2i=self.t2i)
 
 
 def block_shape(model: Matcher, images: Images, texts: Texts, budget: int) -> tuple[int, int]:
     """How many images and captions one block may have: nearly square, so that both sides are reused."""
-    pairs = budget // model.bytes_per_pair(images, texts)
+    cost = model.bytes_per_pair(images, texts)
+    pairs = budget // cost
     if pairs < 1:
-        raise problem(
-            "budget",
-            f"{budget:,} bytes",
-            f"at least {model.bytes_per_pair(images, texts):,}, the cost of one pair",
-        )
+        raise problem("budget", f"{budget:,} bytes", f"at least {cost:,}, the cost of one pair")
     rows = min(len(images), max(1, int(pairs**0.5)))
     columns = min(len(texts), max(1, pairs // rows))
     rows = min(len(images), max(1, pairs // columns))
@@ -83,16 +130,12 @@ def block_shape(model: Matcher, images: Images, texts: Texts, budget: int) -> tu
 
 
 def trim(texts: Texts) -> Texts:
-    """Drop the positions that are padding for every caption of the block."""
+    """Drop the positions after the last real word of the longest caption."""
     if texts.local is None or texts.mask is None:
         return texts
-    width = texts.mask.shape[1]
-    longest = max(1, int(texts.mask.sum(dim=1).max()))
-    shorter = {
-        name: value[:, :longest] if value.dim() > 1 and value.shape[1] == width else value
-        for name, value in texts.extra.items()
-    }
-    return Texts(local=texts.local[:, :longest], mask=texts.mask[:, :longest], pooled=texts.pooled, extra=shorter)
+    longest = max(1, int(texts.mask.any(dim=0).nonzero().max()) + 1) if texts.mask.any() else 1
+    shorter = {name: value[:, :longest] for name, value in texts.extra_local.items()}
+    return replace(texts, local=texts.local[:, :longest], mask=texts.mask[:, :longest], extra_local=shorter)
 
 
 def _by_length(texts: Texts) -> torch.Tensor:
@@ -101,15 +144,6 @@ def _by_length(texts: Texts) -> torch.Tensor:
     return torch.argsort(texts.mask.sum(dim=1).cpu(), stable=True)
 
 
-def _starts(items: int, size: int) -> range:
-    return range(0, items, size)
-
-
-def _chunks(items: int, size: int, what: str) -> Iterator[np.ndarray]:
-    for start in bar(_starts(items, size), what, "batch"):
-        yield np.arange(start, min(start + size, items))
-
-
-def _device(model: Matcher) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
+def _chunks(items: int, what: str) -> Iterator[np.ndarray]:
+    for start in bar(range(0, items, BATCH), f"encode {what}", "batch"):
+        yield np.arange(start, min(start + BATCH, items))

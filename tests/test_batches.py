@@ -10,7 +10,7 @@ import torch
 
 from itm_utils.batches import PairDataset, ResumableBatches, WordCaptions, image_batch, pair_loader
 from itm_utils.errors import ItmError
-from itm_utils.matcher import ImageBatch, Images, Scores, TensorBatch, Texts
+from itm_utils.matcher import ImageBatch, Images, PairBatch, Scores, TensorBatch, Texts
 from itm_utils.precomp import PrecompSplit, open_split
 from itm_utils.text import Vocabulary
 
@@ -50,6 +50,14 @@ def test_batches_can_be_sliced_moved_and_joined(toy_pairs: PairDataset) -> None:
     joined = Texts.cat([narrow, wide])
     assert joined.local.shape == (3, 4, 3)
     assert joined.mask.sum(dim=1).tolist() == [2, 4, 4]
+
+
+def test_nested_batches_and_scores_are_joined_whole(toy_pairs: PairDataset) -> None:
+    batch = toy_pairs[[0, 1, 2, 3]]
+    joined = PairBatch.cat([batch[:2], batch[2:]])
+    assert len(joined) == 4
+    assert torch.equal(joined.images.regions, batch.images.regions)
+    assert not Scores.cat([Scores.same(torch.ones(2, 3)), Scores.same(torch.zeros(1, 3))]).decoupled
 
 
 def test_scores_keep_knowing_whether_they_are_decoupled() -> None:

@@ -17,6 +17,7 @@ from itm_utils.matcher import Scores
 from itm_utils.metrics import (
     bootstrap_intervals,
     chance,
+    coco_protocol,
     ensemble,
     evaluate,
     evaluate_folds,
@@ -115,18 +116,22 @@ def test_results_say_what_they_are() -> None:
     owner, size = five_captions_each(10), (10, 50)
     single = Scores.same(np.random.default_rng(0).random(size))
     both = ensemble([single, Scores.same(np.random.default_rng(1).random(size))])
-    assert "single model, all" in str(evaluate(single, owner))
-    assert "ensemble of 2, 5 folds of 2" in str(evaluate_folds(both, owner, models=2))
+    assert "single model, all 10" in str(evaluate(single, owner))
+    assert "ensemble of 2, 5 folds of 2" in str(evaluate_folds(both, owner))
+    assert evaluate(ensemble([both, single]), owner).models == 3
 
 
-def test_only_five_blocks_of_a_thousand_are_called_1k() -> None:
+def test_only_testall_earns_the_names_of_the_papers() -> None:
     owner = np.arange(5000)
     scores = Scores.same(np.eye(5000, dtype=np.float32))
-    assert evaluate_folds(scores, owner).protocol == "1K"
-    assert evaluate(scores, owner).protocol == "5K"
-    first = Scores.same(scores.i2t[:1000, :1000])
-    assert evaluate(first, owner[:1000]).protocol == "all"
-    assert evaluate_folds(first, owner[:1000]).protocol == "5 folds of 200"
+    folds, whole = evaluate_folds(scores, owner), evaluate(scores, owner)
+    assert (folds.protocol, whole.protocol) == ("5 folds of 1000", "all 5000")
+    assert coco_protocol(folds, "testall").protocol == "1K"
+    assert coco_protocol(whole, "testall").protocol == "5K"
+    first = evaluate(Scores.same(scores.i2t[:1000, :1000]), owner[:1000])
+    for result, split in ((folds, "dev"), (whole, "test"), (first, "testall")):
+        with pytest.raises(ItmError, match="testall"):
+            coco_protocol(result, split)
 
 
 def test_chance_agrees_with_random_orders() -> None:
@@ -171,6 +176,17 @@ def test_bootstrap_interval_holds_the_point_and_resamples_whole_images() -> None
 def test_matrices_that_do_not_fit_are_refused(scores, owner, message: str) -> None:
     with pytest.raises(ItmError, match=message):
         evaluate(Scores.same(scores), owner)
+
+
+def test_folds_check_what_they_cut() -> None:
+    with pytest.raises(ItmError, match="the image of each of 50 captions"):
+        evaluate_folds(Scores.same(np.zeros((10, 50))), five_captions_each(10)[:48])
+    with pytest.raises(ItmError, match="rows are images in both"):
+        evaluate_folds(Scores(np.zeros((10, 50)), np.zeros((12, 70))), five_captions_each(10))
+
+
+def test_half_precision_scores_are_ranked() -> None:
+    assert evaluate(Scores.same(torch.eye(3, dtype=torch.bfloat16)), np.arange(3)).rsum == 600
 
 
 def test_uneven_folds_are_refused() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from itm_utils import scoring
 from itm_utils.batches import WordCaptions
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, Matcher, Scores, TextBatch, Texts
@@ -27,7 +28,7 @@ class WordsLookAtRegions(Matcher):
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         words = self.word_table(batch.words)
-        return Texts(local=words, mask=batch.mask, extra={"positions": torch.cumsum(batch.mask, dim=1)})
+        return Texts(local=words, mask=batch.mask, extra_local={"positions": torch.cumsum(batch.mask, dim=1)})
 
     def score(self, images: Images, texts: Texts) -> Scores:
         dots = torch.einsum("ird,cwd->icrw", images.local, texts.local)
@@ -37,13 +38,18 @@ class WordsLookAtRegions(Matcher):
         return Scores(i2t=i2t, t2i=t2i)
 
 
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "BATCH", 5)
+
+
 @pytest.fixture
 def scored(toy_root, toy_vocabulary):
     split = open_split(toy_root, "test")
     torch.manual_seed(0)
     model = WordsLookAtRegions(len(toy_vocabulary), split.feature_dim)
     texts = WordCaptions(split, toy_vocabulary)
-    return model, split, texts, *encode_split(model, split, texts, batch_size=5)
+    return model, split, texts, *encode_split(model, split, texts)
 
 
 @pytest.mark.parametrize("pairs", [1, 7, 60, 10_000])
@@ -60,6 +66,9 @@ def test_a_split_is_scored_in_evaluation_mode_and_the_mode_is_put_back(scored) -
     model.train()
     again = score_split(model, split, texts)
     assert model.training
+    with pytest.raises(ItmError):
+        score_split(model, split, texts, budget=1)
+    assert model.training  # also after an error
     torch.testing.assert_close(again.i2t, score_all(model, images, captions).i2t)
 
 
@@ -80,7 +89,17 @@ def test_trim_drops_common_padding_everywhere(scored) -> None:
     short = texts[texts.mask.sum(dim=1).argsort()[:3]]
     trimmed = trim(short)
     longest = int(short.mask.sum(dim=1).max())
-    assert trimmed.local.shape[1] == trimmed.mask.shape[1] == trimmed.extra["positions"].shape[1] == longest
+    assert trimmed.local.shape[1] == trimmed.mask.shape[1] == trimmed.extra_local["positions"].shape[1] == longest
+
+
+def test_trim_keeps_real_words_behind_masked_ones_and_leaves_whole_items_alone() -> None:
+    mask = torch.tensor([[False, True, True, True, False], [False, True, False, False, False]])
+    texts = Texts(local=torch.rand(2, 5, 3), mask=mask, extra={"gate": torch.rand(2, 5)})
+    trimmed = trim(texts)
+    assert trimmed.mask.sum() == mask.sum()
+    assert trimmed.local.shape == (2, 4, 3)
+    assert trimmed.extra["gate"].shape == (2, 5)
+    assert trim(Texts(local=torch.rand(1, 3, 2), mask=torch.zeros(1, 3, dtype=torch.bool))).local.shape == (1, 1, 2)
 
 
 def test_models_that_leave_something_out_say_so() -> None:
