@@ -19,11 +19,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from itm_utils.errors import ItmError, problem
+from itm_utils.errors import problem
 from itm_utils.files import atomic
 from itm_utils.matcher import Matcher
 
 FORMAT = "itm-checkpoint-1"
+HINT = "Give the same settings, or another folder for another run."
 
 
 @dataclass
@@ -92,17 +93,20 @@ def load_weights(path: Path, model: Matcher, checkpoint: Checkpoint) -> None:
             raise problem(path, f"no weight {name}", f"the weights of {type(model).__name__}")
         if weights[name].shape != tensor.shape:
             raise problem(path, f"{name} of shape {tuple(weights[name].shape)}", f"shape {tuple(tensor.shape)}")
+    for name in sorted(set(weights) - set(model.state_dict())):
+        raise problem(path, f"a weight {name}", f"only those of {type(model).__name__}")
     model.load_state_dict(weights)
 
 
-def check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise at the first entry of ``expected`` that ``found`` states differently."""
+def check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any], whole: bool = False) -> None:
+    """Raise at the first entry of ``expected`` that ``found`` states differently; nested entries must agree whole."""
+    for name in sorted(set(found) - set(expected)) if whole else ():
+        raise problem(path, f"{name} = {found[name]!r}", f"no {name}", HINT)
     for name, value in expected.items():
         if isinstance(value, Mapping):
-            check_same(path, found.get(name, {}), value)
+            check_same(path, found.get(name) or {}, value, whole=True)
         elif found.get(name) != _as_json(value):
-            hint = "Give the same settings, or another folder for another run."
-            raise problem(path, f"{name} = {found.get(name)!r}", f"{name} = {value!r}", hint)
+            raise problem(path, f"{name} = {found.get(name)!r}", f"{name} = {value!r}", HINT)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -122,32 +126,29 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) 
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def rng_tensors() -> dict[str, Tensor]:
-    """The state of every generator that training may draw from."""
-    _, keys, position, *_ = np.random.get_state()  # noqa: NPY002 - the global generator is what needs saving
-    version, words, _ = random.getstate()
-    states = {"torch": torch.get_rng_state(), "numpy": torch.tensor([position, *keys.tolist()])}
-    states["python"] = torch.tensor([version, *words])
-    if torch.cuda.is_available():
-        states |= {f"cuda.{n}": state for n, state in enumerate(torch.cuda.get_rng_state_all())}
+def rng_tensors(device: torch.device) -> dict[str, Tensor]:
+    """The state of every generator that training on ``device`` may draw from."""
+    _, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 - the global generator is what needs saving
+    version, words, next_gauss = random.getstate()
+    states = {"torch": torch.get_rng_state(), "numpy": torch.tensor([position, has_gauss, *keys.tolist()])}
+    states["python"] = torch.tensor([version, next_gauss is not None, *words])
+    states["gauss"] = torch.tensor([gauss, next_gauss or 0.0], dtype=torch.float64)
+    if device.type in ("cuda", "mps"):
+        states[device.type] = getattr(torch, device.type).get_rng_state()
     return {f"rng.{name}": state for name, state in states.items()}
 
 
-def restore_rng(checkpoint: Checkpoint) -> None:
+def restore_rng(checkpoint: Checkpoint, device: torch.device) -> None:
     """Set every generator to where :func:`rng_tensors` found it."""
     states = checkpoint.part("rng.")
     torch.set_rng_state(states["torch"])
-    position, *keys = states["numpy"].tolist()
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, 0, 0.0))  # noqa: NPY002
-    version, *words = states["python"].tolist()
-    random.setstate((version, tuple(words), None))
-    cuda = [states[name] for name in sorted(states) if name.startswith("cuda.")]
-    if cuda and torch.cuda.is_available():
-        if len(cuda) != torch.cuda.device_count():
-            raise ItmError(
-                f"the run was started on {len(cuda)} GPU(s) and cannot go on with {torch.cuda.device_count()}"
-            )
-        torch.cuda.set_rng_state_all(cuda)
+    gauss, next_gauss = states["gauss"].tolist()
+    position, has_gauss, *keys = states["numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, gauss))  # noqa: NPY002
+    version, has_next, *words = states["python"].tolist()
+    random.setstate((version, tuple(words), next_gauss if has_next else None))
+    if device.type in states:  # a run that moved here from another kind of device starts this generator anew
+        getattr(torch, device.type).set_rng_state(states[device.type])
 
 
 def _as_json(value: Any) -> Any:

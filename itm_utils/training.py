@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from itm_utils import checkpoints
 from itm_utils.batches import PairDataset, pair_loader
-from itm_utils.errors import problem
+from itm_utils.errors import ItmError, problem
 from itm_utils.files import write_text
 from itm_utils.matcher import Matcher, PairBatch
 from itm_utils.progress import bar
@@ -29,7 +31,14 @@ Validation = Callable[[Matcher], Mapping[str, float]]
 SCHEDULES = ("constant", "step", "cosine")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("fp32", "bf16")
-KEPT = 2  # checkpoints that stay on disk: the newest, and the one before in case of a damaged disk
+KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in case that one is damaged
+# Settings that are numbers, their type and the least value that makes sense.
+NUMBERS = (
+    (("epochs", "batch_size", "decay_every", "cycle_growth", "checkpoint_every"), int, 1),
+    (("validate_every", "seed", "num_workers"), int, 0),
+    (("learning_rate",), (int, float), 1e-12),
+    (("decay", "clip_norm"), (int, float), 0),
+)
 
 
 @dataclass(frozen=True)
@@ -56,16 +65,12 @@ class TrainConfig:
         for name, choices in (("schedule", SCHEDULES), ("device", DEVICES), ("precision", PRECISIONS)):
             if getattr(self, name) not in choices:
                 raise problem(name, repr(getattr(self, name)), f"one of {', '.join(choices)}")
-        for name in (
-            "epochs",
-            "batch_size",
-            "learning_rate",
-            "decay_every",
-            "cycle_growth",
-            "checkpoint_every",
-        ):
-            if getattr(self, name) <= 0:
-                raise problem(name, repr(getattr(self, name)), "a positive number")
+        for names, kind, least in NUMBERS:
+            for name in names:
+                value = getattr(self, name)
+                if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
+                    what = "a whole number" if kind is int else "a number"
+                    raise problem(name, repr(value), f"{what} from {least:g} up")
         available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
         if self.device in available and not available[self.device]():
             raise problem("device", repr(self.device), "a device this machine has", "Use device='auto' or 'cpu'.")
@@ -124,7 +129,7 @@ def train(
     negatives in its own: ``batch_size`` is that of one process.
 
     run_dir: receives ``log.jsonl``, ``best.safetensors`` and the newest checkpoints.
-    provenance: fingerprints of data and vocabulary; a run is not resumed on others.
+    provenance: what else must not change between two calls, besides model, objective, data and settings.
     """
     run = _Run(model, objective, data, config, Path(run_dir), validate, dict(provenance or {}))
     try:
@@ -147,9 +152,13 @@ class _Run:
         validate: Validation | None,
         provenance: dict[str, str],
     ) -> None:
+        if isinstance(objective, nn.Module) and any(True for _ in objective.parameters()):
+            raise problem("objective", "weights of its own", "none: what is trained belongs to the model")
         self.model, self.objective, self.config = model, objective, config
         self.folder, self.validate, self.provenance = folder, validate, provenance
-        self.step, self.best, self.log, self.seconds = 0, {}, [], 0.0
+        self.step, self.best, self.best_weights, self.log, self.seconds = 0, {}, {}, [], 0.0
+        self.provenance |= {"dataset": data.split.identity()["fingerprint"], "captions": len(data)}
+        self.provenance |= {"texts": data.texts.fingerprint, "objective": _described(objective)}
         set_seed(config.seed)
         # Two runs of one process may differ in device or precision; the library remembers the first otherwise.
         AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
@@ -169,7 +178,18 @@ class _Run:
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.Adam(self.trained, lr=config.learning_rate)
         self.forward, self.optimizer, self.loader = self.accelerator.prepare(_Step(model, objective), optimizer, loader)
-        self._resume()
+
+    def _alone(self) -> AbstractContextManager:
+        """One run a folder. The lock falls with the process, however it ends."""
+        if not self.main:
+            return nullcontext()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return FileLock(self.folder / ".lock").acquire(timeout=0)
+        except Timeout:
+            raise problem(self.folder, "another process that trains in it", "a folder for each run") from None
+        except OSError as error:
+            raise problem(self.folder, f"that it cannot be written ({error})", "a folder for this run") from error
 
     @property
     def device(self) -> torch.device:
@@ -180,6 +200,15 @@ class _Run:
         return self.config.epochs * self.steps_per_epoch
 
     def finish(self) -> TrainResult:
+        """Go on from where the folder stands, to the end."""
+        with self._alone():
+            self._resume()
+            self._train()
+        if self.best:
+            self.model.load_state_dict(self.best_weights)
+        return TrainResult(self.log, self.best, self.seconds)
+
+    def _train(self) -> None:
         started = time.perf_counter() - self.seconds
         progress = bar(range(self.total_steps), "train", "step", initial=self.step)
         while self.step < self.total_steps:
@@ -195,9 +224,6 @@ class _Run:
                 self.seconds = time.perf_counter() - started
                 self._after_step(record)
         progress.close()
-        if self.best:
-            checkpoints.load_model(self.folder / "best.safetensors", self.model, self.provenance)
-        return TrainResult(self.log, self.best, self.seconds)
 
     def _train_step(self, batch: PairBatch) -> dict[str, float]:
         self.model.train()
@@ -215,6 +241,10 @@ class _Run:
         self.optimizer.zero_grad()
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(self.trained, self.config.clip_norm or math.inf)
+        if not torch.isfinite(norm):
+            raise problem(
+                "gradient", f"{norm.item()} at step {self.step}", "finite numbers", "Weights were not changed."
+            )
         self.optimizer.step()
         self.step += 1
         return {"step": self.step, "loss": loss.item(), "rate": rate, "gradient_norm": float(norm), **logs}
@@ -233,19 +263,24 @@ class _Run:
         if self.config.select not in metrics:
             raise problem("select", repr(self.config.select), f"one of {', '.join(metrics)}")
         self._write_log({"step": self.step, **{f"val_{name}": value for name, value in metrics.items()}})
-        if not self.best or metrics[self.config.select] > self.best[self.config.select]:
+        if metrics[self.config.select] > self.best.get(self.config.select, -math.inf):  # never true for NaN
             self.best = {"step": self.step, **metrics}
-            if self.main:
-                checkpoints.save_model(self.folder / "best.safetensors", self.model, self.provenance, best=self.best)
+            self.best_weights = {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
 
     def _write_log(self, record: dict[str, float]) -> None:
         self.log.append(record)
         if self.main:
-            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+            try:
+                with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(record) + "\n")
+            except OSError as error:
+                raise problem(
+                    self.folder / "log.jsonl", f"that it cannot be written ({error})", "free space"
+                ) from error
 
     def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with this run. Workers and device may change: they decide no number."""
+        """What a checkpoint must share with this run. A run may move to another machine: device and workers may
+        change, and so then may the last digits."""
         settings = {
             k: v for k, v in asdict(self.config).items() if k not in ("num_workers", "device", "checkpoint_every")
         }
@@ -255,31 +290,56 @@ class _Run:
     def _save(self) -> None:
         if self.main:
             weights = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-            tensors = weights | checkpoints.optimizer_tensors(self.optimizer) | checkpoints.rng_tensors()
+            tensors = weights | checkpoints.optimizer_tensors(self.optimizer) | checkpoints.rng_tensors(self.device)
+            # The best weights travel inside: a checkpoint is all there is to know about a run at its step.
+            tensors |= {f"best.{name}": tensor for name, tensor in self.best_weights.items()}
             info = self._identity() | {"step": self.step, "best": self.best, "seconds": self.seconds}
             checkpoints.write_checkpoint(self.folder / f"step-{self.step:08d}.safetensors", tensors, info)
             for old in self._checkpoint_files()[:-KEPT]:
                 old.unlink()
+            if self.best:
+                info = checkpoints.model_info(self.model, self.provenance) | {"best": self.best}
+                best = {f"model.{name}": tensor for name, tensor in self.best_weights.items()}
+                checkpoints.write_checkpoint(self.folder / "best.safetensors", best, info)
         self.accelerator.wait_for_everyone()
 
     def _checkpoint_files(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.safetensors"))
 
+    def _newest_checkpoint(self) -> tuple[Path, checkpoints.Checkpoint | None]:
+        """The newest one that can be read; a damaged one is reported and passed over."""
+        for path in reversed(self._checkpoint_files()):
+            try:
+                return path, checkpoints.read_checkpoint(path)
+            except ItmError as error:
+                print(f"{error} Going on from the one before.")
+        return self.folder, None
+
     def _resume(self) -> None:
         """Go back to the newest checkpoint, and cut the log to what it knows."""
-        files = self._checkpoint_files()
-        if files:
-            checkpoint = checkpoints.read_checkpoint(files[-1])
-            checkpoints.check_same(files[-1], checkpoint.info, self._identity())
-            checkpoints.load_weights(files[-1], self.model, checkpoint)
+        path, checkpoint = self._newest_checkpoint()
+        if checkpoint is not None:
+            checkpoints.check_same(path, checkpoint.info, self._identity())
+            checkpoints.load_weights(path, self.model, checkpoint)
             checkpoints.restore_optimizer(self.optimizer, checkpoint)
-            checkpoints.restore_rng(checkpoint)
+            checkpoints.restore_rng(checkpoint, self.device)
+            self.best_weights = checkpoint.part("best.")
             self.step, self.best, self.seconds = (checkpoint.info[key] for key in ("step", "best", "seconds"))
         if self.main:
             for left_over in self.folder.glob(".*.tmp"):  # of a process that was killed while writing
                 left_over.unlink()
             self.log = _cut_log(self.folder / "log.jsonl", self.step)
         self.accelerator.wait_for_everyone()
+
+
+def _described(objective: Objective) -> dict[str, Any]:
+    """Name and plain settings of an objective; attributes with an underscore are its own affair."""
+    if hasattr(objective, "set_epoch"):
+        objective.set_epoch(0)  # as it was before any training
+    name = getattr(objective, "__qualname__", type(objective).__qualname__)
+    settings = getattr(objective, "__dict__", {})
+    plain = {k: v for k, v in settings.items() if isinstance(v, bool | int | float | str) and not k.startswith("_")}
+    return {"name": name} | plain
 
 
 def _cut_log(path: Path, step: int) -> list[dict[str, Any]]:

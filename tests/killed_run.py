@@ -36,13 +36,13 @@ class Mortal(InBatchSoftmax):
 
     def __init__(self, step: int | None) -> None:
         super().__init__()
-        self.calls_left = step
+        self._calls_left = step
 
     def __call__(self, model, batch):
-        if self.calls_left == 0:
+        if self._calls_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.calls_left is not None:
-            self.calls_left -= 1
+        if self._calls_left is not None:
+            self._calls_left -= 1
         return super().__call__(model, batch)
 
 

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from toy_dataset import write_toy_dataset
 
-from itm_utils.batches import PairDataset, ResumableBatches
-from itm_utils.checkpoints import load_model, read_checkpoint, save_model, write_checkpoint
+from itm_utils.batches import PairDataset, ResumableBatches, WordCaptions
+from itm_utils.checkpoints import (
+    Checkpoint,
+    load_model,
+    read_checkpoint,
+    restore_rng,
+    rng_tensors,
+    save_model,
+    write_checkpoint,
+)
 from itm_utils.errors import ItmError
 from itm_utils.models.keeping_score import InBatchSoftmax, MeanPool
+from itm_utils.precomp import open_split
 from itm_utils.training import TrainConfig, rate_factor, train
 
 CONFIG = TrainConfig(epochs=2, batch_size=32, learning_rate=0.01, device="cpu", checkpoint_every=5)
@@ -55,7 +67,7 @@ def test_killed_again_and_again_a_run_ends_in_the_same_weights_bit_for_bit(toy_r
             log.write('{"step": 9')  # half a line
     assert run_script(toy_root, tmp_path / "killed") == 0
     assert digest(tmp_path / "killed") == expected
-    assert not list((tmp_path / "killed").glob(".*"))
+    assert not list((tmp_path / "killed").glob(".*.tmp"))
 
 
 def test_two_processes_share_the_batches(toy_root: Path, tmp_path: Path) -> None:
@@ -138,7 +150,7 @@ def test_objectives_hear_about_epochs(toy_pairs: PairDataset, tmp_path: Path) ->
 
     objective = Listening()
     train(model_for(toy_pairs), objective, toy_pairs, CONFIG, tmp_path)
-    assert objective.heard == [0, 1]
+    assert objective.heard[-2:] == [0, 1]
 
 
 def test_step_decay_equals_pytorch() -> None:
@@ -167,7 +179,13 @@ def test_cosine_with_warm_restarts_equals_pytorch(growth: int) -> None:
         ({"schedule": "linear"}, "one of constant, step, cosine"),
         ({"precision": "fp16"}, "one of fp32, bf16"),
         ({"device": "gpu"}, "one of auto, cpu, cuda, mps"),
-        ({"epochs": 0}, "a positive number"),
+        ({"epochs": 0}, "a whole number from 1 up"),
+        ({"epochs": "3"}, "a whole number from 1 up"),
+        ({"batch_size": 32.5}, "a whole number from 1 up"),
+        ({"seed": -1}, "a whole number from 0 up"),
+        ({"num_workers": True}, "a whole number from 0 up"),
+        ({"learning_rate": float("nan")}, "a number from"),
+        ({"clip_norm": -1.0}, "a number from 0 up"),
     ],
 )
 def test_settings_that_cannot_be(change: dict, message: str) -> None:
@@ -185,22 +203,85 @@ def test_a_device_that_is_not_there() -> None:
 def test_a_run_is_not_continued_with_other_settings_or_another_model(toy_pairs: PairDataset, tmp_path: Path) -> None:
     train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, CONFIG, tmp_path, provenance={"vocabulary": "a"})
     before = sorted(path.read_bytes() for path in tmp_path.iterdir())
+    soft, sharp, known = InBatchSoftmax(), InBatchSoftmax(0.01), {"vocabulary": "a"}
     calls = [
-        (replace(CONFIG, learning_rate=0.5), 8, "a", "learning_rate = 0.01"),
-        (CONFIG, 9, "a", "width = 8"),
-        (CONFIG, 8, "b", "vocabulary = 'a'"),
+        (replace(CONFIG, learning_rate=0.5), soft, 8, known, "learning_rate = 0.01"),
+        (CONFIG, soft, 9, known, "width = 8"),
+        (CONFIG, soft, 8, {"vocabulary": "b"}, "vocabulary = 'a'"),
+        (CONFIG, soft, 8, {}, "vocabulary = 'a', expected no vocabulary"),
+        (CONFIG, sharp, 8, known, "temperature = 0.07"),
     ]
-    for config, width, vocabulary, message in calls:
+    for config, objective, width, provenance, message in calls:
         with pytest.raises(ItmError, match=message):
-            train(
-                model_for(toy_pairs, width),
-                InBatchSoftmax(),
-                toy_pairs,
-                config,
-                tmp_path,
-                provenance={"vocabulary": vocabulary},
-            )
+            train(model_for(toy_pairs, width), objective, toy_pairs, config, tmp_path, provenance=provenance)
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
+
+
+def test_a_run_is_not_continued_on_other_data(toy_pairs: PairDataset, toy_vocabulary, tmp_path: Path) -> None:
+    train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, CONFIG, tmp_path / "run")
+    other = open_split(write_toy_dataset(tmp_path / "data", {"train": 40}, seed=9), "train")
+    with pytest.raises(ItmError, match="dataset = "):
+        pairs = PairDataset(other, WordCaptions(other, toy_vocabulary))
+        train(model_for(toy_pairs), InBatchSoftmax(), pairs, CONFIG, tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_is_passed_over(toy_pairs: PairDataset, tmp_path: Path, capsys) -> None:
+    whole = model_for(toy_pairs)
+    train(whole, InBatchSoftmax(), toy_pairs, CONFIG, tmp_path)
+    newest = max(tmp_path.glob("step-*"))
+    newest.write_bytes(newest.read_bytes()[:100])
+    again = model_for(toy_pairs)
+    train(again, InBatchSoftmax(), toy_pairs, CONFIG, tmp_path)
+    assert "Going on from the one before" in capsys.readouterr().out
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+
+
+def test_one_run_a_folder(toy_pairs: PairDataset, tmp_path: Path) -> None:
+    def impatient(model: MeanPool) -> dict[str, float]:
+        with pytest.raises(ItmError, match="another process that trains in it"):
+            train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, CONFIG, tmp_path)
+        return {"rsum": 1.0}
+
+    train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, CONFIG, tmp_path, validate=impatient)
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(toy_pairs: PairDataset, tmp_path: Path) -> None:
+    def broken(model, batch):
+        return (model.region_map.weight * 0).sum().abs().sqrt(), {}  # the loss is 0, its gradient is not a number
+
+    model = model_for(toy_pairs)
+    before = model.region_map.weight.clone()
+    with pytest.raises(ItmError, match="gradient: found nan at step 0"):
+        train(model, broken, toy_pairs, CONFIG, tmp_path)
+    assert torch.equal(model.region_map.weight, before)
+    assert not list(tmp_path.glob("step-*"))
+
+
+def test_a_validation_that_is_not_a_number_is_never_the_best(toy_pairs: PairDataset, tmp_path: Path) -> None:
+    values = iter([float("nan"), 4.0])
+    config = replace(CONFIG, epochs=2)
+    result = train(
+        model_for(toy_pairs), InBatchSoftmax(), toy_pairs, config, tmp_path, lambda m: {"rsum": next(values)}
+    )
+    assert result.best["rsum"] == 4.0
+
+
+def test_an_objective_has_no_weights_of_its_own(toy_pairs: PairDataset, tmp_path: Path) -> None:
+    with pytest.raises(ItmError, match="belongs to the model"):
+        train(model_for(toy_pairs), nn.Linear(1, 1), toy_pairs, CONFIG, tmp_path)
+
+
+def test_every_generator_is_put_back() -> None:
+    def draw() -> list[float]:
+        numbers = [random.gauss(0, 1), random.random(), *np.random.randn(3), np.random.rand()]  # noqa: NPY002
+        return [*numbers, torch.rand(1).item()]
+
+    draw()  # an odd number of normal draws leaves one in store
+    saved = Checkpoint(rng_tensors(torch.device("cpu")), {})
+    expected = draw()
+    draw()
+    restore_rng(saved, torch.device("cpu"))
+    assert draw() == expected
 
 
 def test_a_checkpoint_of_another_model_is_refused(toy_pairs: PairDataset, tmp_path: Path) -> None:
@@ -253,4 +334,4 @@ def test_nothing_on_disk_is_a_pickle(toy_pairs: PairDataset, tmp_path: Path) -> 
             header = int.from_bytes(path.read_bytes()[:8], "little")
             json.loads(path.read_bytes()[8 : 8 + header])
         else:
-            assert path.name == "log.jsonl"
+            assert path.name in ("log.jsonl", ".lock")
