@@ -1,13 +1,17 @@
 # The two commands of the README, and a few more. `make help` lists them.
-# PYTHON: the interpreter the environment is made from. TORCH: what is installed first, so that a GPU
-# user keeps their own CUDA build (make book TORCH="torch==2.9.1", or TORCH=path/to/a.whl).
+# PYTHON: the interpreter that .venv is made from; it counts when .venv is made. TORCH: what is installed first, so
+# that a GPU user keeps their own CUDA build (make install TORCH="torch==2.9.1", or TORCH=path/to/a.whl). A torch
+# that is already in .venv stays, unless TORCH is given and differs from what was given before.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+CHOSEN := $(filter command environment,$(origin TORCH))
+ifneq ($(and $(CHOSEN),$(filter-out $(shell cat $(STAMP) 2>/dev/null),$(TORCH))),)
+$(STAMP): FORCE
+endif
 
 # Large temporaries of attention scoring: keep them in the heap instead of handing pages back to the
 # kernel after each one (several times faster on a CPU with glibc; harmless elsewhere).
@@ -20,7 +24,7 @@ export TOKENIZERS_PARALLELISM = false
 export PYDEVD_DISABLE_FILE_VALIDATION = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install book test unit parity notebooks pages serve export student lint format clean
+.PHONY: FORCE help install book test unit parity notebooks pages serve export student lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 20
@@ -30,12 +34,13 @@ help:  ## show this list
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d; this book needs 3.11 or later: make … PYTHON=python3.12" % v)'
 	@start=$$(date +%s); \
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || exit 1; \
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || exit 1; \
 	echo 'installing into $(VENV) (once; several minutes on a slow connection)'; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip && \
-	{ $(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'; } && \
+	{ $(if $(CHOSEN),false,$(BIN)/python -c 'import torch' 2>/dev/null) || \
+	  $(BIN)/python -m pip install --quiet '$(TORCH)'; } && \
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[book,dev]' && \
-	touch $(STAMP) && echo "install: $$(( $$(date +%s) - start )) s"
+	echo '$(TORCH)' > $(STAMP) && echo "install: $$(( $$(date +%s) - start )) s"
 
 install: $(STAMP)  ## create .venv and install everything, once
 

@@ -22,6 +22,10 @@ GENERATED = "# Generated from "
 LINE_LENGTH = 88  # as in notebooks/ruff.toml: a module reads like its chapter
 
 
+# Calls that may stand in a constant or a class attribute.
+QUIET_CALLS = {"frozenset", "tuple", "dict", "set", "float", "range", "field", "re.compile", "math.sqrt", "math.log"}
+
+
 @dataclass
 class Module:
     """What one notebook exports, collected cell by cell."""
@@ -102,13 +106,26 @@ def is_string(statement: ast.stmt) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
+def is_quiet(statement: ast.stmt) -> bool:
+    """Whether a definition does nothing but define: no call but of a few harmless constructors."""
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Pass():
+            return True
+        case ast.Assign() | ast.AnnAssign():
+            calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+            return all(ast.unparse(call.func) in QUIET_CALLS for call in calls)
+    return is_string(statement) or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+
+
 def defined_name(where: str, statement: ast.stmt) -> str:
     """The one name a statement defines; everything else would run when the module is imported."""
     match statement:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name
+        case ast.ClassDef(name=name, body=body) if all(is_quiet(part) for part in body):
             return name
         case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
-            if name == "__all__" or re.fullmatch(r"_?[A-Z][A-Z0-9_]*", name):
+            if is_quiet(statement) and (name == "__all__" or re.fullmatch(r"_?[A-Z][A-Z0-9_]*", name)):
                 return name
     raise problem(
         where,

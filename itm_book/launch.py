@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nbformat import v4
 
-from itm_book.notebooks import clean, find_notebooks, read_notebook, write_notebook
+from itm_book.notebooks import clean, find_notebooks, read_notebook, refuse_chapters, write_notebook
 
 INSTALL = """\
 # Install the book's package. torch and numpy stay exactly as they are on this machine.
@@ -33,6 +33,7 @@ BARE = {"table", "list-table", "div", "margin", "epigraph", "grid", "card"}
 
 def launch_copies(root: Path, target: Path, repository: str, ref: str) -> list[Path]:
     """Write a clean copy of every chapter to ``target`` and return their paths."""
+    refuse_chapters(root, target)
     citations = read_citations(root / "book/references.bib")
     written = []
     for path in find_notebooks(root):

@@ -81,6 +81,12 @@ def find_notebooks(root: Path, names: Iterable[str] = ()) -> list[Path]:
     return list(found) if names else known
 
 
+def refuse_chapters(root: Path, folder: Path) -> None:
+    """Copies must not land on the chapters themselves."""
+    if folder.resolve() == (root / "notebooks").resolve():
+        raise problem(folder, "the chapters themselves", "another folder for the copies")
+
+
 def cell_id(index: int, source: str) -> str:
     """An id for a cell that has none: the same cell gets the same id on every machine."""
     return hashlib.sha256(f"{index}\n{source}".encode()).hexdigest()[:8]
@@ -294,6 +300,6 @@ def remove_vanished(root: Path) -> None:
     """Drop copies and records of notebooks that are no more."""
     names = {path.stem for path in find_notebooks(root)}
     for folder in ("notebooks", "runs"):
-        for path in (root / "_build" / folder).glob("*"):
-            if path.stem not in names:
+        for path in (root / "_build" / folder).glob("[0-9]*.*"):  # editors leave folders of their own here
+            if path.is_file() and path.stem not in names:
                 path.unlink()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from itm_book.notebooks import clean, find_notebooks, read_notebook, write_notebook
+from itm_book.notebooks import clean, find_notebooks, read_notebook, refuse_chapters, write_notebook
+from itm_utils.errors import problem
 
 # A fenced {solution} block, or a folded admonition that gives answers away; the closing fence is the opening one.
 GIVEN_AWAY = re.compile(
@@ -32,9 +33,12 @@ def without_solutions(notebook: NotebookNode) -> NotebookNode:
 
 
 def student_copies(root: Path, folder: Path) -> list[Path]:
-    """Write a copy of every chapter to ``folder``."""
-    copies = []
-    for path in find_notebooks(root):
-        copies.append(folder / path.name)
-        write_notebook(copies[-1], without_solutions(read_notebook(path)))
-    return copies
+    """Write a copy of every chapter to ``folder``, never over a copy somebody has worked on."""
+    refuse_chapters(root, folder)
+    copies = {folder / path.name: without_solutions(read_notebook(path)) for path in find_notebooks(root)}
+    for path, copy in copies.items():
+        if path.exists() and read_notebook(path) != copy:
+            raise problem(path, "a notebook that was changed", "none, or an untouched copy", "Move it away first.")
+    for path, copy in copies.items():
+        write_notebook(path, copy)
+    return list(copies)

@@ -52,12 +52,7 @@ class FeatureFile:
         self._array = array
 
     def _open(self) -> np.ndarray:
-        if not self.path.is_file():
-            raise problem(self.path, "no such file", "a .npy file of the precomputed format")
-        try:
-            return np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:
-            raise problem(self.path, f"a file that cannot be mapped ({error})", "a complete .npy array") from error
+        return _load_array(self.path, mmap_mode="r")
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_array": None}
@@ -84,15 +79,36 @@ class FeatureFile:
         return values
 
 
+def _load_array(path: Path, mmap_mode: str | None = None) -> np.ndarray:
+    """``np.load`` with one clear error for everything that can be wrong with a download."""
+    if not path.is_file():
+        raise problem(path, "no such file", "a .npy file of the precomputed format")
+    try:
+        array = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        reason = str(error).split(".")[0].split("  ")[0]
+        raise problem(
+            path, f"a damaged file ({reason})", "a complete .npy array", "Copy or download it again."
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise problem(path, f"an archive of {len(array.files)} arrays", "one .npy array")
+    return array
+
+
+def _read_text(path: Path) -> str:
+    """A UTF-8 file, with or without a byte-order mark."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise problem(path, f"bytes that are not UTF-8 at position {error.start}", "UTF-8 text") from error
+
+
 def read_captions(path: Path) -> list[str]:
     """The lines of a caption file, as text: decoded once, here, and never printed as bytes."""
     path = Path(path)
     if not path.is_file():
         raise problem(path, "no such file", "one caption a line")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise problem(path, f"bytes that are not UTF-8 at position {error.start}", "UTF-8 text") from error
+    text = _read_text(path)
     # Not str.splitlines: it also splits at form feeds and other characters that occur inside captions.
     captions = [line.strip() for line in text.removesuffix("\n").split("\n")]
     for number, caption in enumerate(captions, start=1):
@@ -151,13 +167,18 @@ class PrecompSplit:
         few rows are hashed: enough to tell datasets and versions apart without reading 33 GB.
         """
         manifest = self.root / "manifest.json"
+        whole = self.n_images * self.repeat == len(self.features)
+        split = self.name if whole else f"{self.name}, first {self.n_images}"
         if manifest.is_file():
-            known = json.loads(manifest.read_text(encoding="utf-8"))
-            return {"name": self.root.name.split("-")[0], "split": self.name, "fingerprint": known["fingerprint"]}
+            try:
+                known = json.loads(_read_text(manifest))["fingerprint"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise problem(manifest, f"no fingerprint ({error!r})", "the manifest of a dataset") from error
+            return {"name": self.root.name.split("-")[0], "split": split, "fingerprint": known}
         content = hashlib.sha256("\n".join(self.captions).encode())
         content.update(repr((self.features.shape, self.repeat, self.owner.tolist())).encode())
         content.update(self.regions(np.linspace(0, self.n_images - 1, 5).astype(int)).tobytes())
-        return {"name": self.root.name, "split": self.name, "fingerprint": content.hexdigest()}
+        return {"name": self.root.name, "split": split, "fingerprint": content.hexdigest()}
 
     @cached_property
     def image_of_id(self) -> dict[str, int]:
@@ -231,7 +252,7 @@ def _owners(root: Path, name: str, features: FeatureFile, captions: list[str]) -
 
 
 def _read_owners(path: Path, rows: int, captions: int) -> np.ndarray:
-    owner = np.load(path, allow_pickle=False)
+    owner = _load_array(path)
     if owner.shape != (captions,) or not np.issubdtype(owner.dtype, np.integer):
         raise problem(
             path, f"{owner.dtype} of shape {owner.shape}", f"one image number for each of {captions} captions"
@@ -261,14 +282,14 @@ def _repeats(features: FeatureFile, group: int = 5, samples: int = 8) -> int:
 
 
 def _sizes(path: Path, rows: int) -> np.ndarray:
-    sizes = np.load(path, allow_pickle=False)
+    sizes = _load_array(path)
     if sizes.shape != (rows, 2) or (sizes <= 0).any():
         raise problem(path, f"an array of shape {sizes.shape}", f"({rows}, 2) positive widths and heights")
     return sizes
 
 
 def _ids(path: Path, rows: int) -> list[str]:
-    ids = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    ids = [line.strip() for line in _read_text(path).splitlines()]
     if len(ids) != rows:
         raise problem(path, f"{len(ids)} names", f"{rows}, one a feature row")
     return ids

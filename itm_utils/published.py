@@ -12,7 +12,7 @@ from torch import Tensor
 
 from itm_utils.batches import WordCaptions
 from itm_utils.errors import problem
-from itm_utils.metrics import Retrieval, evaluate, evaluate_folds
+from itm_utils.metrics import Retrieval, coco_protocol, evaluate, evaluate_folds
 from itm_utils.parity import model_module, public_class
 from itm_utils.precomp import open_split
 from itm_utils.scoring import score_split
@@ -32,10 +32,14 @@ def read_published(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]
             content = torch.load(path, map_location="cpu", weights_only=True)
         parts, options = content["model"], vars(content["opt"])
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0]
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = next((line.strip() for line in lines if "Unsupported global" in line), lines[0])
         raise problem(path, f"nothing that loads safely ({reason})", "a checkpoint with model and opt") from error
+    if not isinstance(parts, list | tuple) or len(parts) != len(ENCODERS):
+        found = f"{len(parts)} parts" if isinstance(parts, list | tuple) else f"a {type(parts).__name__}"
+        raise problem(path, f"{found} under model", f"{len(ENCODERS)} state dictionaries: {', '.join(ENCODERS)}")
     weights = {}
-    for encoder, part in zip(ENCODERS, parts, strict=False):
+    for encoder, part in zip(ENCODERS, parts, strict=True):
         for name, tensor in part.items():
             weights[f"{encoder}.{name.removeprefix('module.')}"] = tensor  # "module.": trained on several GPUs
     return weights, options
@@ -53,9 +57,13 @@ def evaluate_published(
             vocabulary, f"{len(words)} words", f"{options['vocab_size']}, as {Path(path).name} was trained with"
         )
     opened = open_split(data, split)
+    if options.get("img_dim", opened.feature_dim) != opened.feature_dim:
+        expected = f"{options['img_dim']}, as {Path(path).name} was trained with"
+        raise problem(opened.features.path, f"features of width {opened.feature_dim}", expected)
     words.check_covers(opened.captions, opened.root / f"{split}_caps.txt")
     matcher = public_class(model_module(model, path)).from_public(weights, options)
     if torch.cuda.is_available():
         matcher.cuda()
     scores = score_split(matcher, opened, WordCaptions(opened, words))
-    return evaluate(scores, opened.owner) if folds == 1 else evaluate_folds(scores, opened.owner, folds)
+    result = evaluate(scores, opened.owner) if folds == 1 else evaluate_folds(scores, opened.owner, folds)
+    return coco_protocol(result, split) if split == "testall" else result

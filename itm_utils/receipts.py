@@ -117,6 +117,10 @@ def make_receipt(
         "metrics": listed,
         "run": _circumstances(seconds, device),
     }
+    try:
+        receipt = json.loads(json.dumps(receipt, allow_nan=False))  # as it will be read back: tuples become lists
+    except (TypeError, ValueError) as error:
+        raise problem(f"receipt of {chapter}", f"a value that JSON cannot hold ({error})", "plain values") from error
     return check_receipt(receipt, f"receipt of {chapter}")
 
 

@@ -16,6 +16,7 @@ from nltk.tokenize import NLTKWordTokenizer
 from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
 from itm_utils.errors import problem
+from itm_utils.files import write_text
 
 PAD, START, END, UNK = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL = (PAD, START, END, UNK)  # ids 0, 1, 2, 3 in every public vocabulary
@@ -128,7 +129,7 @@ class Vocabulary:
         """Write the public JSON."""
         idx2word = {str(index): word for word, index in self.word2idx.items()}
         content = {"word2idx": self.word2idx, "idx2word": idx2word, "idx": len(self)}
-        Path(path).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        write_text(path, json.dumps(content, ensure_ascii=False))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -12,9 +12,13 @@ import torch
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
+from itm_utils.batches import PairDataset, WordCaptions
 from itm_utils.cli import app
 from itm_utils.errors import ItmError
+from itm_utils.metrics import evaluate
+from itm_utils.models.scan import SCAN
 from itm_utils.parity import Row, run_case, run_folder
+from itm_utils.precomp import open_split
 from itm_utils.published import evaluate_published, read_published
 from itm_utils.text import Vocabulary
 
@@ -94,11 +98,15 @@ def published(tmp_path: Path) -> tuple[Path, Path, Path]:
 def test_a_published_checkpoint_is_evaluated(published) -> None:
     path, data, vocabulary = published
     result = evaluate_published(path, "scan", data, vocabulary, "test")
-    assert 0 <= result.rsum <= 600
+    model = SCAN.from_public(*read_published(path))
+    split = open_split(data, "test")
+    batch = PairDataset(split, WordCaptions(split, Vocabulary.load(vocabulary)))[list(range(split.n_captions))]
+    scores = model.score(model.encode_images(batch.images[::5]), model.encode_texts(batch.texts))
+    assert result == evaluate(scores, split.owner)
     command = ["eval", "--public", path, "--model", "scan", "--data", data, "--vocabulary", vocabulary]
     shown = CliRunner().invoke(app, [str(part) for part in command])
     assert shown.exit_code == 0, shown.output
-    assert "single model, all: rsum" in shown.output
+    assert "single model, all 6: rsum" in shown.output
 
 
 def test_a_vocabulary_of_another_size_is_refused(published) -> None:
@@ -114,6 +122,17 @@ class Surprise:
         return print, ("code in a checkpoint was run",)
 
 
+def test_other_features_and_other_parts_are_refused(published, tmp_path: Path) -> None:
+    path, _, vocabulary = published
+    narrow = write_toy_dataset(tmp_path / "narrow", {"test": 6}, width=8)
+    with pytest.raises(ItmError, match=r"test_ims\.npy: found features of width 8"):
+        evaluate_published(path, "scan", narrow, vocabulary, "test")
+    for number, model in enumerate(([{}, {}, {}], {"img_enc.fc.weight": torch.ones(1)})):
+        torch.save({"model": model, "opt": argparse.Namespace()}, tmp_path / f"{number}.pth.tar")
+        with pytest.raises(ItmError, match="2 state dictionaries"):
+            read_published(tmp_path / f"{number}.pth.tar")
+
+
 @pytest.mark.parametrize("content", [{"model": [], "opt": Surprise()}, {"state": 1}, [1, 2]])
 def test_files_that_do_not_load_safely_are_refused(tmp_path: Path, content, capsys) -> None:
     path = tmp_path / "bad.pth.tar"
@@ -125,8 +144,9 @@ def test_files_that_do_not_load_safely_are_refused(tmp_path: Path, content, caps
 
 def test_a_text_file_is_no_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "bad.pth.tar"
-    path.write_text("<html>404</html>")
-    with pytest.raises(ItmError, match="loads safely"):
-        read_published(path)
+    for content in ("<html>404</html>", ""):
+        path.write_text(content)
+        with pytest.raises(ItmError, match="loads safely"):
+            read_published(path)
     with pytest.raises(ItmError, match="no such file"):
         read_published(tmp_path / "none.pth.tar")

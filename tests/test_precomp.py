@@ -118,6 +118,17 @@ def broken(tmp_path: Path, how: str) -> None:
         (tmp_path / "dev_ims.npy").write_bytes(content[:-40])
     elif how == "no npy":
         (tmp_path / "dev_ims.npy").write_text("hello")
+    elif how == "empty":
+        (tmp_path / "dev_ims.npy").write_bytes(b"")
+    elif how == "archive":
+        np.savez(tmp_path / "a.npz", a=np.zeros(3), b=np.zeros(3))
+        (tmp_path / "a.npz").rename(tmp_path / "dev_ims.npy")
+    elif how == "empty owners":
+        (tmp_path / "dev_owners.npy").write_bytes(b"")
+    elif how == "garbage sizes":
+        (tmp_path / "dev_sizes.npy").write_text("hello")
+    elif how == "latin-1 ids":
+        (tmp_path / "dev_ids.txt").write_bytes("\xe9\n".encode("latin-1") * 4)
     elif how == "boxes":
         np.save(tmp_path / "dev_boxes.npy", np.zeros((4, 2, 4)))
     elif how == "sizes":
@@ -139,8 +150,13 @@ def broken(tmp_path: Path, how: str) -> None:
         ("latin-1", "dev_caps.txt", "not UTF-8"),
         ("dtype", "dev_ims.npy", "int64"),
         ("rank", "dev_ims.npy", r"shape \(4, 3, 5, 2\)"),
-        ("truncated", "dev_ims.npy", "cannot be mapped"),
-        ("no npy", "dev_ims.npy", "cannot be mapped"),
+        ("truncated", "dev_ims.npy", "damaged"),
+        ("no npy", "dev_ims.npy", "damaged"),
+        ("empty", "dev_ims.npy", "damaged"),
+        ("archive", "dev_ims.npy", "an archive of 2 arrays"),
+        ("empty owners", "dev_owners.npy", "damaged"),
+        ("garbage sizes", "dev_sizes.npy", "damaged"),
+        ("latin-1 ids", "dev_ids.txt", "not UTF-8"),
         ("boxes", "dev_boxes.npy", r"\(4, 2\)"),
         ("sizes", "dev_sizes.npy", r"\(3, 2\)"),
         ("ids", "dev_ids.txt", "2 names"),
@@ -165,6 +181,17 @@ def test_nan_is_found_in_the_batch_that_reads_it(tmp_path: Path, value: float) -
     split.regions(np.array([0, 3]))
     with pytest.raises(ItmError, match=r"dev_ims\.npy: found a NaN or infinity in row 2"):
         split.regions(np.array([3, 2]))
+
+
+def test_identity_tells_datasets_and_cuts_apart(tmp_path: Path) -> None:
+    split = open_split(write(tmp_path), "dev")
+    other = open_split(write(tmp_path / "other", rows=5), "dev")
+    assert split.identity()["fingerprint"] != other.identity()["fingerprint"]
+    assert split.identity() == open_split(tmp_path, "dev").identity()
+    assert split.first(2).identity()["split"] == "dev, first 2"
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ItmError, match=r"manifest\.json: found no fingerprint"):
+        split.identity()
 
 
 def test_unknown_split_names_those_there_are(tmp_path: Path) -> None:

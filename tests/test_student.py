@@ -8,8 +8,9 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from itm_book.lint import check_cell
-from itm_book.notebooks import find_notebooks, read_notebook
-from itm_book.student import without_solutions
+from itm_book.notebooks import find_notebooks, read_notebook, write_notebook
+from itm_book.student import student_copies, without_solutions
+from itm_utils.errors import ItmError
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +35,19 @@ def test_gated_fenced_and_folded_solutions_are_removed() -> None:
         assert gone not in text
     for kept in ("# Title", "Why?", "Go on.", "Do it.", "def mine", "The end."):
         assert kept in text
+
+
+def test_neither_chapters_nor_work_are_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(ItmError, match="the chapters themselves"):
+        student_copies(ROOT, ROOT / "notebooks")
+    first, *_ = student_copies(ROOT, tmp_path)
+    student_copies(ROOT, tmp_path)  # untouched copies may be written again
+    worked_on = read_notebook(first)
+    worked_on.cells[-1].source += "\nmy answer"
+    write_notebook(first, worked_on)
+    with pytest.raises(ItmError, match="Move it away first"):
+        student_copies(ROOT, tmp_path)
+    assert "my answer" in first.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", find_notebooks(ROOT), ids=lambda path: path.stem)
