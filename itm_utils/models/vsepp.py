@@ -1,0 +1,243 @@
+# Generated from notebooks/01_vsepp.ipynb by `itm export`: edit the notebook, not this file.
+
+"""What notebooks/01_vsepp.ipynb exports."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from itm_utils.errors import problem
+from itm_utils.matcher import (
+    ImageBatch,
+    Images,
+    Matcher,
+    PairBatch,
+    Scores,
+    TextBatch,
+    Texts,
+)
+from itm_utils.models.keeping_score import masked_mean
+from itm_utils.parity import batches
+
+
+# cell unit-length
+def unit_length(vectors: Tensor) -> Tensor:
+    """Divide each vector by its length. A zero vector stays what it is."""
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / length.masked_fill(length == 0, 1)
+
+
+# cell order-scores
+ORDER_CHUNK = 2**24  # numbers in the largest temporary: 64 MB in single precision
+
+
+def order_scores(images: Tensor, captions: Tensor) -> Tensor:
+    """Minus the length of what caption c claims beyond image i: (i, c)."""
+    rows = max(1, ORDER_CHUNK // max(1, captions.numel()))
+    parts = [
+        -torch.linalg.vector_norm((captions[None] - some[:, None]).relu(), dim=-1)
+        for some in images.split(rows)
+    ]
+    return torch.cat(parts)
+
+
+# cell caption-reader
+class CaptionReader(nn.Module):
+    """Word vectors and a GRU: a caption becomes the state after its last word."""
+
+    def __init__(
+        self, vocabulary_size: int, word_dim: int, width: int, layers: int
+    ) -> None:
+        super().__init__()
+        self.word_table = nn.Embedding(vocabulary_size, word_dim)
+        self.gru = nn.GRU(word_dim, width, layers, batch_first=True)
+        nn.init.uniform_(self.word_table.weight, -0.1, 0.1)
+
+    def states(self, batch: TextBatch) -> Tensor:
+        """(c, w, d): what the GRU knows after each word."""
+        return self.gru(self.word_table(batch.words))[0]
+
+    def forward(self, batch: TextBatch) -> Tensor:
+        """(c, d): what it knows after the last one."""
+        rows = torch.arange(len(batch), device=batch.lengths.device)
+        return self.states(batch)[rows, batch.lengths - 1]
+
+
+# cell one-vector-each
+MEASURES = ("cosine", "order")
+
+
+class OneVectorEach:
+    """Scoring for every matcher that makes one vector an image and one a caption."""
+
+    measure = "cosine"
+
+    def score(self, images: Images, texts: Texts) -> Scores:
+        if self.measure == "order":
+            return Scores.same(order_scores(images.pooled, texts.pooled))
+        return Scores.same(images.pooled @ texts.pooled.T)  # (i, c)
+
+    def score_pairs(self, images: Images, texts: Texts) -> Scores:
+        if self.measure == "order":
+            claimed_beyond = (texts.pooled - images.pooled).relu()
+            return Scores.same(-torch.linalg.vector_norm(claimed_beyond, dim=-1))
+        return Scores.same((images.pooled * texts.pooled).sum(dim=-1))  # (b,)
+
+
+# cell vsepp
+class VSEPP(OneVectorEach, Matcher):
+    """A linear map of the image, a GRU over the caption, one vector each."""
+
+    PUBLIC_NAMES: ClassVar[dict[str, str]] = {
+        "img_enc.fc": "image_map",
+        "txt_enc.embed": "reader.word_table",
+        "txt_enc.rnn": "reader.gru",
+    }
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        image_dim: int,
+        width: int = 1024,
+        word_dim: int = 300,
+        layers: int = 1,
+        measure: str = "cosine",
+        image_norm: bool = True,
+        absolute: bool = False,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        super().__init__(**given)
+        if measure not in MEASURES:
+            raise problem("measure", repr(measure), f"one of {', '.join(MEASURES)}")
+        self.measure, self.image_norm, self.absolute = measure, image_norm, absolute
+        self.image_map = nn.Linear(image_dim, width)
+        self.reader = CaptionReader(vocabulary_size, word_dim, width, layers)
+        nn.init.xavier_uniform_(self.image_map.weight)
+        nn.init.zeros_(self.image_map.bias)
+
+    def encode_images(self, batch: ImageBatch) -> Images:
+        pooled = self.image_map(masked_mean(batch.regions, batch.mask))  # (i, d)
+        pooled = unit_length(pooled) if self.image_norm else pooled
+        return Images(pooled=pooled.abs() if self.absolute else pooled)
+
+    def encode_texts(self, batch: TextBatch) -> Texts:
+        pooled = unit_length(self.reader(batch))  # (c, d)
+        return Texts(pooled=pooled.abs() if self.absolute else pooled)
+
+    @classmethod
+    def from_public(cls, state_dict: Mapping[str, Tensor], options: Mapping) -> Self:
+        return load_public(cls(**public_config(options)), state_dict)
+
+
+# cell hinge-loss
+def hinge_loss(scores: Scores, margin: float, hardest: bool) -> Tensor:
+    """Triplet loss of a batch in which image b matches caption b; a sum, not a mean.
+
+    scores: (b, b) both ways. hardest: only the worst violation of each query counts.
+    """
+    if scores.i2t.dim() != 2 or scores.i2t.shape[0] != scores.i2t.shape[1]:
+        shape = tuple(scores.i2t.shape)
+        raise problem(
+            "hinge_loss", f"scores of shape {shape}", "as many images as captions"
+        )
+    right = torch.eye(len(scores.i2t), dtype=torch.bool, device=scores.i2t.device)
+    wrong_captions = margin + scores.i2t - scores.i2t.diagonal()[:, None]
+    wrong_images = margin + scores.t2i - scores.t2i.diagonal()[None, :]
+    wrong_captions = wrong_captions.clamp(min=0).masked_fill(right, 0)
+    wrong_images = wrong_images.clamp(min=0).masked_fill(right, 0)
+    if hardest:
+        wrong_captions = wrong_captions.max(dim=1).values  # one caption an image
+        wrong_images = wrong_images.max(dim=0).values  # one image a caption
+    return wrong_captions.sum() + wrong_images.sum()
+
+
+# cell hinge-triplet
+class HingeTriplet:
+    """The loss of VSE++, and of most models after it.
+
+    warmup_epochs: so many epochs over all negatives before the hardest take over.
+    """
+
+    def __init__(
+        self, margin: float = 0.2, hardest: bool = True, warmup_epochs: int = 0
+    ) -> None:
+        self.margin, self.hardest, self.warmup_epochs = margin, hardest, warmup_epochs
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The training loop calls this at the start of each epoch, counted from 0."""
+        self.hardest_now = self.hardest and epoch >= self.warmup_epochs
+
+    def __call__(
+        self, model: Matcher, batch: PairBatch
+    ) -> tuple[Tensor, dict[str, float]]:
+        images = model.encode_images(batch.images)
+        texts = model.encode_texts(batch.texts)
+        loss = hinge_loss(model.score(images, texts), self.margin, self.hardest_now)
+        extra = model.extra_losses(images, texts, batch)
+        return loss + sum(extra.values()), {"hardest": float(self.hardest_now)}
+
+
+# cell load-public
+def load_public(model: Matcher, state_dict: Mapping[str, Tensor]) -> Matcher:
+    """Fill a model with public weights: every name must find a place, every place a name."""
+    renamed, expected = {}, model.state_dict()
+    for name, value in state_dict.items():
+        public = next((p for p in model.PUBLIC_NAMES if name.startswith(f"{p}.")), None)
+        ours = f"{model.PUBLIC_NAMES[public]}{name[len(public) :]}" if public else None
+        if ours not in expected or expected[ours].shape != value.shape:
+            found = f"{name} of shape {tuple(value.shape)}"
+            raise problem(
+                "public weights", found, "only weights this model has a place for"
+            )
+        renamed[ours] = torch.as_tensor(value)
+    if missing := sorted(expected.keys() - renamed.keys()):
+        raise problem(
+            "public weights", f"nothing for {missing[0]}", "a value for each weight"
+        )
+    model.load_state_dict(renamed)
+    return model
+
+
+# cell public-config
+PUBLIC_OPTIONS = {
+    "vocab_size": "vocabulary_size",
+    "img_dim": "image_dim",
+    "embed_size": "width",
+    "word_dim": "word_dim",
+    "num_layers": "layers",
+    "measure": "measure",
+    "use_abs": "absolute",
+    "no_imgnorm": "image_norm",  # the other way round
+}
+
+
+def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The public options that shape the model, as arguments of ours."""
+    for name in PUBLIC_OPTIONS:
+        if name not in options:
+            raise problem(
+                "public options", f"no {name}", f"all of {', '.join(PUBLIC_OPTIONS)}"
+            )
+    config = {ours: options[name] for name, ours in PUBLIC_OPTIONS.items()}
+    for name in ("absolute", "image_norm"):
+        if not isinstance(config[name], bool):
+            raise problem(
+                "public options", f"{config[name]!r} for a switch", "true or false"
+            )
+    return config | {"image_norm": not config["image_norm"]}
+
+
+# cell public-values
+def public_values(model: VSEPP, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Our values for the intermediate arrays of a golden case, where it has them."""
+    images, texts = batches(arrays)
+    values = {
+        "mid.img_fc": model.image_map(masked_mean(images.regions, images.mask)),
+        "mid.img_emb": model.encode_images(images).pooled,
+        "mid.gru_states": model.reader.states(texts) * texts.mask[..., None],
+        "mid.cap_emb": model.encode_texts(texts).pooled,
+    }
+    return {name: value for name, value in values.items() if name in arrays}
