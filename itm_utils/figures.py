@@ -123,7 +123,7 @@ def training_curves(
     left.plot(*loss.T, color=colour, alpha=0.25, linewidth=0.8, label="one batch")
     window = max(1, len(loss) // 25)
     smooth = np.convolve(loss[:, 1], np.full(window, 1 / window), mode="valid")
-    left.plot(loss[window - 1 :, 0], smooth, color=colour, label=f"mean of {window}")
+    left.plot(loss[window - 1 :, 0], smooth, color=colour, label=f"running mean of {window} batches")
     left.set(xlabel="training step", ylabel="loss", ylim=(0, None))
     left.legend()
     right.plot(*measured.T, color=colour, marker="o", markersize=4)

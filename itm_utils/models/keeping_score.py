@@ -56,7 +56,7 @@ class MeanPool(Matcher):
 class InBatchSoftmax:
     """Choose the right partner among those of the batch, in both directions."""
 
-    def __init__(self, temperature: float = 0.1) -> None:
+    def __init__(self, temperature: float = 0.07) -> None:
         self.temperature = temperature
 
     def __call__(
