@@ -88,6 +88,10 @@ def test_the_numbers_in_the_text(page, dataset, probes):
         f"| words a caption, mean | {statistics['words_a_caption']['mean']:.1f} |",
         f"| noun phrases a caption | {statistics['phrases_a_caption']:.2f} |",
         f"made with seed {dataset['recipe']['seed']},",
+        f"| toys a noun phrase | {statistics['toys_a_phrase']:.2f} |",
+        "| pictures (train / dev / test) | " + " / ".join(f"{n:,}" for n in statistics["pictures"].values()),
+        "size | " + " / ".join(f"{statistics['phrases_with'][name]:.0f} %" for name in ("colour", "pattern", "size")),
+        "place | " + " / ".join(f"{statistics['captions_with'][name]:.0f} %" for name in ("a relation", "a place")),
     ]
     expected += [f"| {role} | {count:,} |" for role, count in statistics["roles"].items()]
     missing = [text for text in expected if text not in page]
