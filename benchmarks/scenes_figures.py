@@ -32,7 +32,8 @@ PROBE_COLOURS = {"mean pool": method_colour("mean-pool"), "attention": method_co
 
 FAMILY = 485  # pictures of the test split that the page shows
 GROUNDED, GROUNDED_CAPTION = 22, 0
-GALLERY = (54, 21, 36, 19, 35, 22, 63, 43, 1, 38)
+GALLERY = (54, 21, 36, 19, 35, 43, 1, 38)
+GALLERY_CAPTIONS = (0, 1, 2, 3, 4, 2, 3, 4)
 
 
 def read(name: str) -> dict:
@@ -65,7 +66,7 @@ def in_order(data: SceneSplit, members: list[int]) -> list[int]:
 
 def toys_figure():
     """Twelve shapes by four patterns; colours and places go round."""
-    side, left, top = 0.88, 0.75, 0.3
+    side, left, top = 0.62, 0.62, 0.24
     figure = new_figure(left + side * len(SHAPES) + 0.05, top + side * len(PATTERNS) + 0.05)
     width, height = figure.get_size_inches()
     for column, shape in enumerate(SHAPES):
@@ -80,33 +81,32 @@ def toys_figure():
             axes.imshow(draw(Scene((toy,), place, look=10 * row + column), 2), extent=(0, CANVAS, CANVAS, 0))
             axes.set_axis_off()
             if row == 0:
-                axes.set_title(shape, fontsize=9, color=INK, pad=4)
+                axes.set_title(shape, fontsize=7.6, color=INK, pad=3)
             if column == 0:
                 y = (bottom + side / 2) / height
-                figure.text((left - 0.08) / width, y, pattern, fontsize=9, color=INK, ha="right", va="center")
+                figure.text((left - 0.08) / width, y, pattern, fontsize=8.2, color=INK, ha="right", va="center")
     return figure
 
 
 def gallery_figure(data: SceneSplit):
-    """Ten pictures, each with one of its captions."""
-    columns, side = 5, 2.2
-    rows = -(-len(GALLERY) // columns)
-    figure = new_figure(columns * (side + 0.12), rows * (side + 0.62))
+    """Eight pictures, each with one of its captions."""
+    columns, side, below = 4, 1.9, 0.62  # inches
+    rows = len(GALLERY) // columns
+    figure = new_figure(columns * (side + 0.1), rows * (side + below))
     width, height = figure.get_size_inches()
     for n, k in enumerate(GALLERY):
         row, column = divmod(n, columns)
-        bottom = height - (row + 1) * (side + 0.62) + 0.58
-        axes = figure.add_axes([(column * (side + 0.12) + 0.06) / width, bottom / height, side / width, side / height])
+        left, bottom = column * (side + 0.1) + 0.05, height - row * (side + below) - side - 0.03
+        axes = figure.add_axes([left / width, bottom / height, side / width, side / height])
         show_picture(axes, data, k)
-        caption = captions_of(data, k)[n % 5]
-        lines = textwrap.fill(caption.text, 33)
-        axes.text(0, CANVAS + 4, lines, fontsize=8.6, color=INK, va="top", linespacing=1.25)
+        lines = textwrap.fill(captions_of(data, k)[GALLERY_CAPTIONS[n]].text, 31)
+        axes.text(0, CANVAS + 4, lines, fontsize=8.2, color=INK, va="top", linespacing=1.2)
     return figure
 
 
 def statistics_figure(numbers: dict):
     """Toys a picture, words a caption, pictures a caption fits."""
-    figure, axes = plt.subplots(1, 3, figsize=(10.4, 2.9), dpi=140, gridspec_kw={"width_ratios": [1, 1.5, 1.4]})
+    figure, axes = plt.subplots(1, 3, figsize=(8.2, 2.5), dpi=180, gridspec_kw={"width_ratios": [1, 1.5, 1.4]})
     statistics, oracle = numbers["statistics"], numbers["oracle"]
     toys = statistics["toys_a_picture"]
     axes[0].bar(list(toys), list(toys.values()), color="#44aa99", width=0.75)
@@ -129,7 +129,7 @@ def statistics_figure(numbers: dict):
 
 def probe_figure(numbers: dict):
     """Six recalls of both probes, one dot a seed, and the oracle's ceiling as a bar."""
-    figure, axes = plt.subplots(figsize=(9.4, 3.2), dpi=140)
+    figure, axes = plt.subplots(figsize=(7.8, 3.0), dpi=180)
     recalls = ["i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10"]
     for x, recall in enumerate(recalls):
         top = numbers["ceiling"][recall]
@@ -148,7 +148,7 @@ def probe_figure(numbers: dict):
 
 def knobs_figure(numbers: dict):
     """One row a knob: both probes and the ceiling."""
-    figure, axes = plt.subplots(figsize=(9.4, 0.8 + 0.42 * len(numbers)), dpi=140)
+    figure, axes = plt.subplots(figsize=(7.8, 0.9 + 0.38 * len(numbers)), dpi=180)
     for row, result in enumerate(numbers.values()):
         top = result["ceiling"]["rsum"]
         values = {probe: float(np.mean(result[probe]["rsum"])) for probe in PROBE_COLOURS}

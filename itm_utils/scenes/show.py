@@ -16,7 +16,7 @@ from itm_utils.scenes.world import CANVAS
 
 SCALE = 5  # drawn with more pixels for the eye; boxes keep the coordinates of the 96 x 96 picture
 GREY = "#8a8a92"
-DPI = 140
+DPI = 180
 PHRASE_COLOURS = ("#d55e00", "#0072b2", "#009e73")  # safe for colour-blind readers, legible on the paper
 ROLE_NAMES = {
     "alone": "alone",
@@ -56,24 +56,24 @@ def captions_of(data: SceneSplit, number: int) -> list[Caption]:
 
 def family_figure(data: SceneSplit, members: list[int], captions: int = 1) -> Figure:
     """The family side by side; below, captions of each with the pictures they fit."""
-    columns, line = len(members), 0.34  # inches
-    width, height = 2.3 * columns, 2.3 + 0.75 + line * captions * columns
+    columns, side, line = len(members), 1.62, 0.27  # inches
+    width, height = max(8.1, side * columns), side + 0.72 + line * captions * columns  # room for a long caption
     figure = new_figure(width, height)
     for column, k in enumerate(members):
-        left, bottom = (column * 2.3 + 0.08) / width, 1 - 2.5 / height
-        axes = figure.add_axes([left, bottom, 2.14 / width, 2.14 / height])
+        left, bottom = (column * side + 0.05) / width, 1 - (side + 0.17) / height
+        axes = figure.add_axes([left, bottom, (side - 0.1) / width, (side - 0.1) / height])
         show_picture(axes, data, k)
-        axes.set_title(f"{column + 1}  {ROLE_NAMES[data.scenes[k].role]}", loc="left", fontsize=10, color=INK)
-    marks = [1 - (columns - other) * 0.32 / width for other in range(columns)]
-    top = 1 - 2.75 / height
-    figure.text(marks[0] - 0.3 / width, top, "true of", fontsize=9, color=GREY, ha="right", va="center")
+        axes.set_title(f"{column + 1} {ROLE_NAMES[data.scenes[k].role]}", loc="left", fontsize=8.5, color=INK, pad=4)
+    marks = [1 - (columns - other - 0.3) * 0.26 / width for other in range(columns)]
+    top = 1 - (side + 0.36) / height
+    figure.text(marks[0] - 0.2 / width, top, "true of", fontsize=8, color=GREY, ha="right", va="center")
     for other, x in enumerate(marks):
-        figure.text(x, top, f"{other + 1}", fontsize=9, color=GREY, ha="center", va="center")
+        figure.text(x, top, f"{other + 1}", fontsize=8, color=GREY, ha="center", va="center")
     rows = [(column, k, n) for column, k in enumerate(members) for n in range(captions)]
     for row, (column, k, n) in enumerate(rows):
         caption, y = captions_of(data, k)[n], top - (row + 0.85) * line / height
-        figure.text(0.08 / width, y, f"{column + 1}", fontsize=10.5, color=GREY, va="center", weight="bold")
-        write_caption(figure, 0.32 / width, y, caption, 10.5)
+        figure.text(0.05 / width, y, f"{column + 1}", fontsize=9, color=GREY, va="center", weight="bold")
+        write_caption(figure, 0.24 / width, y, caption, 9)
         for x, picture in zip(marks, members, strict=True):
             mark_truth(figure, x, y, is_true(caption.claim, data.scenes[picture]))
     return figure
@@ -82,7 +82,7 @@ def family_figure(data: SceneSplit, members: list[int], captions: int = 1) -> Fi
 def mark_truth(figure: Figure, x: float, y: float, true: bool) -> None:
     """A filled dot for true, an open one for false: shape, not only colour, tells them apart."""
     figure.text(
-        x, y, "●" if true else "○", fontsize=12, ha="center", va="center", color="#009e73" if true else "#b9b7b0"
+        x, y, "●" if true else "○", fontsize=10, ha="center", va="center", color="#009e73" if true else "#b9b7b0"
     )
 
 
@@ -136,16 +136,16 @@ def _text_width(figure: Figure, text: str, **style) -> float:
 def grounding_figure(data: SceneSplit, number: int, proposals: np.ndarray, caption: int = 0) -> Figure:
     """Three views of a picture: one caption's phrases and boxes, the proposals, and the pixels as they are."""
     chosen = captions_of(data, number)[caption]
-    figure = new_figure(11, 4.25)
-    views = [figure.add_axes([0.012 + k * 0.332, 0.13, 0.312, 0.80]) for k in range(3)]
-    titles = ("phrases and their boxes", f"{len(proposals)} proposals", "the 96 × 96 pixels the network sees")
+    figure = new_figure(8.1, 3.25)
+    views = [figure.add_axes([0.012 + k * 0.332, 0.125, 0.312, 0.79]) for k in range(3)]
+    titles = ("phrases and their boxes", f"{len(proposals)} proposals", "the pixels, 96 × 96")
     for axes, title in zip(views, titles, strict=True):
         show_picture(axes, data, number, raw=axes is views[2])
-        axes.set_title(title, loc="left", fontsize=10.5, color=INK)
+        axes.set_title(title, loc="left", fontsize=9, color=INK, pad=4)
     for phrase, colour in zip(chosen.phrases, PHRASE_COLOURS, strict=False):
         for toy in phrase.toys:
-            add_box(views[0], data.boxes[number][toy], colour, 2.4)
+            add_box(views[0], data.boxes[number][toy], colour, 1.9)
     for box in proposals:
-        add_box(views[1], box, "#3b3b98", 1.1, alpha=0.9)
-    write_caption(figure, 0.014, 0.055, chosen, 12)
+        add_box(views[1], box, "#3b3b98", 0.9, alpha=0.9)
+    write_caption(figure, 0.014, 0.055, chosen, 10)
     return figure
