@@ -2,6 +2,7 @@
 
     python benchmarks/scenes_probe.py            the shipped dataset, three seeds: results/scenes_probe.json
     python benchmarks/scenes_probe.py knobs      one knob at a time, on a design seed: results/scenes_knobs.json
+    python benchmarks/scenes_probe.py bert       attention on frozen states of the miniature BERT: results/scenes_bert.json
 
 Both matchers are small on purpose: they show that the dataset is neither saturated nor noise, before any chapter
 is built. One thread, at most 60 s a training run.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from itm_utils.batches import PairDataset, WordCaptions, pair_loader
+from itm_utils.bert import bert_captions
 from itm_utils.errors import problem
 from itm_utils.matcher import Images, Matcher, Scores, Texts
 from itm_utils.metrics import evaluate
@@ -33,6 +36,7 @@ from itm_utils.text import Vocabulary
 
 RESULTS = Path(__file__).parent / "results"
 DESIGN_SEED = 1  # of the generator: the design was chosen on it, the shipped dataset uses another
+OUTPUTS = {"shipped": "scenes_probe.json", "knobs": "scenes_knobs.json", "bert": "scenes_bert.json"}
 KNOB_TRAIN = 600  # training pictures where many datasets are compared
 WIDTH = 64
 
@@ -84,7 +88,23 @@ class Attend(Matcher):
         return Scores.same((seen * mask).sum(dim=-1) / mask.sum(dim=-1))
 
 
+class AttendFrozen(Attend):
+    """The same with frozen states of the miniature BERT in place of words and GRU."""
+
+    def __init__(self, regions: int, width: int) -> None:
+        super().__init__(regions, 1)
+        self.words = nn.Linear(width, WIDTH)
+        del self.context
+
+    def encode_texts(self, batch) -> Texts:
+        return Texts(local=F.normalize(self.words(batch.features), dim=-1), mask=batch.mask & ~batch.special)
+
+
 PROBES = {"mean pool": (MeanPool, 12, 0.06), "attention": (Attend, 6, 0.06)}  # class, epochs, temperature
+
+
+BERT_LAYERS = {"mini BERT, last layer": (-1,), "mini BERT, embeddings and last layer": (0, -1)}
+BERT_PROBES = {name: (AttendFrozen, 6, 0.06) for name in BERT_LAYERS}
 
 
 def contrast(scores: Tensor, images: Tensor, temperature: float) -> Tensor:
@@ -98,11 +118,16 @@ def contrast(scores: Tensor, images: Tensor, temperature: float) -> Tensor:
 def train_probe(name: str, folder: Path, seed: int) -> dict[str, float]:
     """Train one probe and evaluate it on the test split."""
     torch.manual_seed(seed)
-    vocabulary = Vocabulary.load(folder / "scenes_vocab.json")
     train, test = open_split(folder, "train"), open_split(folder, "test")
-    kind, epochs, temperature = PROBES[name]
-    model = kind(train.feature_dim, len(vocabulary))
-    loader = pair_loader(PairDataset(train, WordCaptions(train, vocabulary)), batch_size=64, seed=seed)
+    kind, epochs, temperature = (PROBES | BERT_PROBES)[name]
+    if name in BERT_PROBES:
+        train_texts, test_texts = (bert_captions(split, layers=BERT_LAYERS[name]) for split in (train, test))
+        model = kind(train.feature_dim, train_texts.feature_dim)
+    else:
+        vocabulary = Vocabulary.load(folder / "scenes_vocab.json")
+        train_texts, test_texts = (WordCaptions(split, vocabulary) for split in (train, test))
+        model = kind(train.feature_dim, len(vocabulary))
+    loader = pair_loader(PairDataset(train, train_texts), batch_size=64, seed=seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 6e-3, total_steps=epochs * len(loader))
     start = time.process_time()
@@ -116,7 +141,7 @@ def train_probe(name: str, folder: Path, seed: int) -> dict[str, float]:
             optimiser.step()
             schedule.step()
     seconds = time.process_time() - start
-    scores = score_split(model, test, WordCaptions(test, vocabulary))
+    scores = score_split(model, test, test_texts)
     return evaluate(scores, test.owner).as_dict() | {"seconds": seconds, **family_errors(scores.t2i.numpy(), folder)}
 
 
@@ -130,14 +155,14 @@ def family_errors(scores: np.ndarray, folder: Path) -> dict[str, float]:
     return {"wrong_in_family": float((family[first] == family[owner])[wrong].mean() * 100)}
 
 
-def measure(recipe: Recipe, seeds: tuple[int, ...]) -> dict:
-    """Ceiling, ambiguity and both probes on one dataset."""
+def measure(recipe: Recipe, seeds: tuple[int, ...], probes: Iterable[str] = tuple(PROBES)) -> dict:
+    """Ceiling, ambiguity and probes on one dataset."""
     folder = scenes_folder(recipe)
     truth = oracle_matrix("test", recipe)
     owner = np.repeat(np.arange(recipe.test), 5)
     result = {"ceiling": ceiling(truth, owner), "ambiguity": float(truth.sum(axis=0).mean())}
     result["fits_one"] = float((truth.sum(axis=0) == 1).mean() * 100)
-    for name in PROBES:
+    for name in probes:
         runs = [train_probe(name, folder, seed) for seed in seeds]
         result[name] = {key: [round(run[key], 3) for run in runs] for key in runs[0]}
         print(name, "rsum", result[name]["rsum"], "seconds", result[name]["seconds"], flush=True)
@@ -156,19 +181,20 @@ KNOBS = {
 
 
 def main(what: str = "shipped") -> None:
-    if what not in ("shipped", "knobs"):
-        raise problem("scenes_probe.py", repr(what), "shipped or knobs")
+    if what not in OUTPUTS:
+        raise problem("scenes_probe.py", repr(what), f"one of {', '.join(OUTPUTS)}")
     torch.set_num_threads(1)
     if what == "shipped":
         result = measure(Recipe(), (0, 1, 2))
+    elif what == "bert":
+        result = measure(Recipe(), (0, 1, 2), BERT_PROBES)
     else:
         result = {"train": KNOB_TRAIN, "generator_seed": DESIGN_SEED, "changes": {}}
         for name, change in KNOBS.items():
             print(name, flush=True)
             recipe = Recipe(DESIGN_SEED, train=KNOB_TRAIN, dev=10, knobs=replace(Knobs(), **change))
             result["changes"][name] = measure(recipe, (0,)) | {"knobs": change}
-    path = RESULTS / f"scenes_{'probe' if what == 'shipped' else 'knobs'}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / OUTPUTS[what]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

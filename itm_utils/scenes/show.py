@@ -73,7 +73,7 @@ def family_figure(data: SceneSplit, members: list[int], captions: int = 1) -> Fi
     for row, (column, k, n) in enumerate(rows):
         caption, y = captions_of(data, k)[n], top - (row + 0.85) * line / height
         figure.text(0.05 / width, y, f"{column + 1}", fontsize=9, color=GREY, va="center", weight="bold")
-        write_caption(figure, 0.24 / width, y, caption, 9)
+        write_caption(figure, 0.24 / width, y, caption, 9 if len(caption.text) < 85 else 7.5)
         for x, picture in zip(marks, members, strict=True):
             mark_truth(figure, x, y, is_true(caption.claim, data.scenes[picture]))
     return figure
