@@ -232,3 +232,15 @@ def test_missing_options_and_stray_weights_are_refused() -> None:
         SCAN.from_public(public_weights(), {k: v for k, v in PUBLIC.items() if k != "bi_gru"})
     with pytest.raises(ItmError, match=r"txt_enc\.head"):
         SCAN.from_public(public_weights() | {"txt_enc.head.weight": torch.zeros(1)}, PUBLIC)
+
+
+@pytest.mark.parametrize("direction", ["t2i", "i2t"])
+def test_half_precision_encoders_do_not_blur_the_attention(direction: str) -> None:
+    matcher = model(direction)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        images, texts = matcher.encode_images(images_of(3, 4)), matcher.encode_texts(batch_of([2, 5, 3]))
+        scores, pairs = matcher.score(images, texts).i2t, matcher.score_pairs(images, texts).i2t
+        found = matcher.attention(images, texts)[direction]
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(pairs, scores.diagonal())
+    torch.testing.assert_close(found.weights.sum(dim=2), found.query_mask.float())
