@@ -152,9 +152,8 @@ def pack(items: Encoded, kind: Tensor | None = None) -> list[Group]:
     for label in labels.unique():
         index = (labels == label).nonzero()[:, 0]
         where = items.mask[index].nonzero()[:, 1].view(len(index), -1)
-        if (
-            where.numel() == items.mask.numel()
-        ):  # nothing to leave behind, nothing to copy
+        # All real and all alike: nothing to leave behind, so nothing to copy.
+        if where.numel() == items.mask.numel():
             return [Group(index, where, items.local)]
         groups.append(Group(index, where, items.local[index[:, None], where]))
     return groups
