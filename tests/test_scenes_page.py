@@ -98,6 +98,13 @@ def test_the_numbers_in_the_text(page, dataset, probes):
     assert not missing
 
 
+def test_the_frozen_bert(page, probes):
+    bert = read("scenes_bert.json")
+    last, both = (bert[f"mini BERT, {layers}"]["rsum"][0] for layers in ("last layer", "embeddings and last layer"))
+    assert f"reaches an rsum of {last:.0f} from the last layer and {both:.0f} from the embeddings" in page
+    assert f"against {fmean(probes['attention']['rsum']):.0f} with word vectors of its own" in page
+
+
 def test_the_knobs_table(page):
     knobs = read("scenes_knobs.json")
     assert f"; {knobs['train']} training pictures" in page
