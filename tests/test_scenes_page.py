@@ -123,7 +123,7 @@ def test_it_is_the_dataset_of_this_code(dataset):
     from itm_utils.scenes.build import VERSION
 
     assert dataset["recipe"] == asdict(Recipe()) and VERSION == 1
-    assert dataset["build_processor_seconds"] <= 90
+    assert dataset["build_seconds"] <= 90
 
 
 def test_every_figure_is_there_and_has_an_alternative_text():
