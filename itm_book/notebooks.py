@@ -31,7 +31,7 @@ LARGE_PICTURE = 200_000  # characters of base64
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_METADATA = {"tags", "mystnb", "slideshow"}
 # Files that decide what a chapter prints, besides its own cells.
-RUN_INPUTS = ("itm_utils", "constraints.txt")
+RUN_INPUTS = ("itm_utils", "constraints.txt", "results", "benchmarks/results", "book/data/results.yaml")
 # One thread a kernel: two run side by side, and sums come out the same on every run. The malloc limits
 # keep large temporaries in the heap (several times faster scoring with glibc).
 KERNEL_ENVIRONMENT = {

@@ -228,7 +228,7 @@ def test_public_weights_go_in_and_give_the_same_scores() -> None:
     [
         ({"img_enc.cnn.weight": torch.zeros(2)}, {}, r"img_enc\.cnn\.weight"),
         ({"img_enc.fc.weight": torch.zeros(2, 2)}, {}, r"\(2, 2\)"),
-        ({"img_enc.fc.bias": None}, {}, "nothing for image_map.bias"),
+        ({"img_enc.fc.bias": None}, {}, "image_map.bias: found no weight"),
         ({}, {"measure": "l2"}, "measure: found 'l2'"),
         ({}, {"use_abs": "no"}, "'no'"),
         ({}, {"word_dim": None}, "no word_dim"),

@@ -4,6 +4,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -23,7 +24,8 @@ from itm_utils.matcher import (
     TextBatch,
     Texts,
 )
-from itm_utils.parity import batches, our_name
+from itm_utils.models.vsepp import load_public
+from itm_utils.parity import batches
 
 
 # cell lengths
@@ -142,6 +144,9 @@ class Group(NamedTuple):
 
 def pack(items: Encoded, kind: Tensor | None = None) -> list[Group]:
     """Sort items into groups by how many vectors they have (and by ``kind`` (n,), if given)."""
+    if items.mask.is_meta:  # shapes without numbers: every position counts as real
+        where = torch.ones_like(items.mask).cumsum(dim=1)
+        return [Group(where[:, 0], where, items.local)]
     counts = items.mask.sum(dim=1)
     if int(counts.min()) == 0:
         raise problem(
@@ -163,6 +168,12 @@ def pack(items: Encoded, kind: Tensor | None = None) -> list[Group]:
 TILE = {"cpu": 2**20}  # affinities in work at a time: they stay in a processor's cache
 
 
+def full_precision(x: Tensor) -> AbstractContextManager:
+    """No autocast in here: attention needs every digit. (The meta device has none.)"""
+    kind = x.device.type
+    return nullcontext() if x.is_meta else torch.autocast(kind, enabled=False)
+
+
 def score_all_pairs(
     keys: Encoded, queries: Encoded, pair_score: Callable[..., Tensor]
 ) -> Tensor:
@@ -171,7 +182,7 @@ def score_all_pairs(
     pair_score: affinity (m, k, x), gram (m, k, k), query_length (x,), shapes -> (m, n).
     """
     rows, columns = pack(keys), pack(queries)
-    with torch.autocast(keys.local.device.type, enabled=False):
+    with full_precision(keys.local):
         flat_keys = torch.cat([g.vectors.flatten(0, 1) for g in rows])  # item by item
         flat_queries = torch.cat(
             [g.vectors.transpose(0, 1).flatten(0, 1) for g in columns]
@@ -226,7 +237,7 @@ def score_given_pairs(
 ) -> Tensor:
     """Item b with item b only: (b,)."""
     scores, order = [], []
-    with torch.autocast(keys.local.device.type, enabled=False):
+    with full_precision(keys.local):
         for group, other in pack_pairs(keys, queries):
             affinity = group.vectors @ other.vectors.mT  # (b, k, q)
             gram = group.vectors @ group.vectors.mT
@@ -244,7 +255,7 @@ def pair_attention(
     """Who looks at what in matched pairs. look: affinity (b, k, q), shapes -> (b, k, q)."""
     shape = (len(keys.mask), queries.mask.shape[1], keys.mask.shape[1])
     weights = keys.local.new_zeros(shape)
-    with torch.autocast(keys.local.device.type, enabled=False):
+    with full_precision(keys.local):
         for group, other in pack_pairs(keys, queries):
             affinity = group.vectors @ other.vectors.mT
             seen = look(affinity, [(affinity.shape[2], 1)]).mT  # (b, q, k)
@@ -271,12 +282,15 @@ def region_layer(image_dim: int, width: int, weight_norm: bool) -> nn.Linear:
 # cell read-words
 def read_words(gru: nn.GRU, words: Tensor, lengths: Tensor) -> Tensor:
     """States (c, w, d) of embedded words, both directions averaged; zeros at padding."""
-    packed = pack_padded_sequence(
-        words, lengths.cpu(), batch_first=True, enforce_sorted=False
-    )
-    states = pad_packed_sequence(
-        gru(packed)[0], batch_first=True, total_length=words.shape[1]
-    )[0]
+    if words.is_meta:  # shapes without numbers: nothing to leave out
+        states = gru(words)[0]
+    else:
+        packed = pack_padded_sequence(
+            words, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        states = pad_packed_sequence(
+            gru(packed)[0], batch_first=True, total_length=words.shape[1]
+        )[0]
     if gru.bidirectional:
         forward, backward = states.chunk(2, dim=-1)
         states = (forward + backward) / 2
@@ -395,24 +409,6 @@ def from_public_options(options: Mapping[str, Any]) -> dict[str, Any]:
         "text_norm": not options["no_txtnorm"],
     }
     return ours | norms | {"weight_norm": encoder == "weight_norm"}
-
-
-# cell load-public
-def load_public(model: Matcher, state_dict: Mapping[str, Tensor]) -> None:
-    """Put public weights into ``model``: every one must have its place, and every place its one."""
-    weights = {our_name(type(model), name): value for name, value in state_dict.items()}
-    places = model.state_dict()
-    for name in sorted(places.keys() ^ weights.keys()):
-        found = "no weight" if name in places else "a weight that has no place"
-        raise problem(
-            name, found, f"the weights of {type(model).__name__} with these options"
-        )
-    for name, value in weights.items():
-        if value.shape != places[name].shape:
-            raise problem(
-                name, f"shape {tuple(value.shape)}", f"{tuple(places[name].shape)}"
-            )
-    model.load_state_dict(weights)
 
 
 # cell scan-class

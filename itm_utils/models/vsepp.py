@@ -19,7 +19,7 @@ from itm_utils.matcher import (
     Texts,
 )
 from itm_utils.models.keeping_score import masked_mean
-from itm_utils.parity import batches
+from itm_utils.parity import batches, our_name
 
 
 # cell unit-length
@@ -182,22 +182,18 @@ class HingeTriplet:
 
 # cell load-public
 def load_public(model: Matcher, state_dict: Mapping[str, Tensor]) -> Matcher:
-    """Fill a model with public weights: every name must find a place, every place a name."""
-    renamed, expected = {}, model.state_dict()
-    for name, value in state_dict.items():
-        public = next((p for p in model.PUBLIC_NAMES if name.startswith(f"{p}.")), None)
-        ours = f"{model.PUBLIC_NAMES[public]}{name[len(public) :]}" if public else None
-        if ours not in expected or expected[ours].shape != value.shape:
-            found = f"{name} of shape {tuple(value.shape)}"
-            raise problem(
-                "public weights", found, "only weights this model has a place for"
-            )
-        renamed[ours] = torch.as_tensor(value)
-    if missing := sorted(expected.keys() - renamed.keys()):
-        raise problem(
-            "public weights", f"nothing for {missing[0]}", "a value for each weight"
-        )
-    model.load_state_dict(renamed)
+    """Fill a model with public weights: every one must have its place, and every place its one."""
+    weights = {our_name(type(model), name): value for name, value in state_dict.items()}
+    places = model.state_dict()
+    for name in sorted(places.keys() ^ weights.keys()):
+        found = "no weight" if name in places else "a weight that has no place"
+        expected = f"the weights of {type(model).__name__} with these options"
+        raise problem(f"public weights, {name}", found, expected)
+    for name, value in weights.items():
+        found, expected = tuple(value.shape), tuple(places[name].shape)
+        if found != expected:
+            raise problem(f"public weights, {name}", f"shape {found}", f"{expected}")
+    model.load_state_dict(weights)
     return model
 
 
