@@ -46,7 +46,7 @@ install: $(STAMP)  ## create .venv and install everything, once
 
 book: $(STAMP)  ## run every chapter on the embedded data, then build the HTML
 	@start=$$(date +%s); \
-	$(BIN)/itm notebooks run && $(BIN)/itm book build --executed && \
+	$(BIN)/itm scenes build && $(BIN)/itm notebooks run && $(BIN)/itm book build --executed && \
 	echo "book: $$(( $$(date +%s) - start )) s; open _build/html/index.html"
 
 test: $(STAMP)  ## unit tests, parity, notebooks, strict book build
@@ -62,7 +62,7 @@ parity: $(STAMP)  # golden cases of the public implementations
 	@$(BIN)/itm parity tests/golden
 
 notebooks: $(STAMP)  # every chapter once, its stored outputs compared
-	@$(BIN)/itm export --check && $(BIN)/itm notebooks lint
+	@$(BIN)/itm export --check && $(BIN)/itm notebooks lint && $(BIN)/itm scenes build
 	@$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=300 -n 2 --dist loadscope notebooks
 
 pages: $(STAMP)  # the book from the committed outputs, warnings are errors
