@@ -1,7 +1,11 @@
-"""The seed tables and grids of chapters 01 and 02: one receipt a run, in results/.
+"""The seed tables of chapters 01 and 02, and the grid that tuned VSE++: one receipt a run, in results/.
 
 A receipt that is there already is kept, so an interrupted call goes on where it was. Grids are measured on dev with
 seed 0 and chose the settings of the arms; arms are measured on test with seeds 0 to 4.
+
+Not all is here: the learning rates of "all negatives" and "mean-pool" come from twelve runs whose receipts are in
+results/01_vsepp (grid all, grid mean-pool; six of them were given their present name after the run), and that of SCAN
+from a search that left no receipts.
 
 usage: python benchmarks/lab_arms.py [grid] [01_vsepp] [02_scan]     (one thread; about a minute a run)
 """
