@@ -121,12 +121,26 @@ def evaluate_folds(scores: Scores, owner: np.ndarray, folds: int = 5) -> Retriev
     On COCO's 5,000 test images this is the papers' 1K, and nothing else is: the first thousand alone is
     another number.
     """
-    parts = [summarise(ranks, "") for ranks in fold_ranks(scores, owner, folds)]
+    parts = fold_ranks(scores, owner, folds)
+    joined = Ranks(*(np.concatenate([getattr(part, way) for part in parts]) for way in ("i2t", "t2i")))
+    return summarise_folds(joined, owner, folds, scores.models)
+
+
+def summarise_folds(ranks: Ranks, owner: np.ndarray, folds: int, models: int = 1) -> Retrieval:
+    """Recalls of ranks that were found within each of ``folds`` equal blocks of images: the mean over the blocks."""
+    size = len(ranks.i2t) // folds
+    if folds == 1:
+        return summarise(ranks, f"all {size}", models)
+    cuts = np.searchsorted(owner, np.arange(0, size * folds + 1, size))
+    parts = [
+        summarise(Ranks(ranks.i2t[size * n : size * (n + 1)], ranks.t2i[cuts[n] : cuts[n + 1]]), "")
+        for n in range(folds)
+    ]
     return Retrieval(
         i2t=_mean_direction([part.i2t for part in parts]),
         t2i=_mean_direction([part.t2i for part in parts]),
-        protocol=f"{folds} folds of {len(scores.i2t) // folds}",
-        models=scores.models,
+        protocol=f"{folds} folds of {size}",
+        models=models,
     )
 
 
@@ -178,6 +192,16 @@ def bootstrap_intervals(
     Captions of one picture are not independent queries; drawing them one by one would make the t2i interval
     too narrow.
     """
+    tail = 100 * (1 - level) / 2
+    resampled = resampled_recalls(ranks, owner, samples, seed)
+    return {name: tuple(float(q) for q in np.percentile(v, (tail, 100 - tail))) for name, v in resampled.items()}
+
+
+def resampled_recalls(ranks: Ranks, owner: np.ndarray, samples: int, seed: int) -> dict[str, np.ndarray]:
+    """(samples,) values of the six recalls and of rsum, one for each drawn set of images with their captions.
+
+    The same seed draws the same images, whatever the ranks: that is what makes two runs comparable.
+    """
     owner = np.asarray(owner)
     images = len(ranks.i2t)
     draws = np.random.default_rng(seed).multinomial(images, np.full(images, 1 / images), size=samples)
@@ -189,8 +213,7 @@ def bootstrap_intervals(
         hits = np.bincount(owner, weights=ranks.t2i < k, minlength=images)
         recalls[f"t2i_r{k}"] = 100 * (draws @ hits) / (draws @ captions)
     recalls["rsum"] = sum(recalls.values())
-    tail = 100 * (1 - level) / 2
-    return {name: tuple(float(q) for q in np.percentile(v, (tail, 100 - tail))) for name, v in recalls.items()}
+    return recalls
 
 
 def chance(images: int, owner: np.ndarray) -> Retrieval:

@@ -1,0 +1,143 @@
+"""How sure is a difference? Intervals over test queries, over training seeds, and from a printed number alone.
+
+Two questions, two intervals. *Would another training run say the same?* Train with several seeds and look at how far
+the runs lie apart (:func:`seed_interval`, :func:`paired_seeds`). *Would another test set say the same?* Draw test
+pictures again and again from those there are (:func:`paired_bootstrap`). A paper's table gives neither; then only
+bounds are left (:func:`binomial_halfwidth`, :func:`paired_halfwidth`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from itm_utils.errors import problem
+from itm_utils.metrics import Ranks, resampled_recalls, summarise
+
+
+class Interval(NamedTuple):
+    """A value or a difference, and where it may lie."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def halfwidth(self) -> float:
+        return (self.high - self.low) / 2
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+def paired_bootstrap(
+    ranks_a: Ranks,
+    ranks_b: Ranks,
+    owner: np.ndarray,
+    metric: str = "rsum",
+    level: float = 0.95,
+    samples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """How much better run a is than run b on the same queries: difference, low, high.
+
+    owner: (c,) image of each caption, the same for both. Every sample draws images with their captions, once for
+    both runs: what is hard for both cancels, so the interval is narrower than that of two separate tests.
+    """
+    _check_level(level)
+    owner = np.asarray(owner)
+    images, captions = len(np.unique(owner)), len(owner)
+    for name, ranks in (("ranks_a", ranks_a), ("ranks_b", ranks_b)):
+        if (len(ranks.i2t), len(ranks.t2i)) != (images, captions):
+            found = f"ranks of {len(ranks.i2t)} images and {len(ranks.t2i)} captions"
+            raise problem(name, found, f"{images} and {captions} as in owner")
+    point = summarise(ranks_a, "").as_dict()
+    if metric not in point:
+        raise problem("metric", metric, f"one of {', '.join(point)}")
+    difference = point[metric] - summarise(ranks_b, "").as_dict()[metric]
+    drawn_a, drawn_b = (resampled_recalls(ranks, owner, samples, seed)[metric] for ranks in (ranks_a, ranks_b))
+    tail = 100 * (1 - level) / 2
+    low, high = np.percentile(drawn_a - drawn_b, (tail, 100 - tail))
+    return Interval(difference, float(low), float(high))
+
+
+def seed_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+    """Mean over training seeds with Student's t interval: mean, low, high."""
+    _check_level(level)
+    runs = np.asarray(values, dtype=float)
+    if runs.ndim != 1 or len(runs) < 2:
+        raise problem("values", f"{runs.size} seed(s)", "at least two: one run has no spread")
+    if not np.isfinite(runs).all():
+        raise problem("values", f"{runs.tolist()}", "finite numbers")
+    mean = float(runs.mean())
+    half = student_t(level, len(runs) - 1) * float(runs.std(ddof=1)) / math.sqrt(len(runs))
+    return Interval(mean, mean - half, mean + half)
+
+
+def paired_seeds(values_a: Sequence[float], values_b: Sequence[float], level: float = 0.95) -> Interval:
+    """Mean of a - b over seeds with Student's t interval; values_a[s] and values_b[s] come from the same seed."""
+    if len(values_a) != len(values_b):
+        raise problem("paired seeds", f"{len(values_a)} and {len(values_b)} runs", "the same seeds for both")
+    return seed_interval(np.asarray(values_a, dtype=float) - np.asarray(values_b, dtype=float), level)
+
+
+def binomial_halfwidth(recall: float, queries: int, level: float = 0.95) -> float:
+    """Half the width of Wilson's interval of a recall (percent) measured on independent queries.
+
+    The five captions of a picture stand or fall partly together. Counting pictures instead of captions bounds the
+    interval of t2i recalls from above; counting captions bounds it from below.
+    """
+    share, z = _share(recall), _normal(level)
+    return 100 * z / (1 + z**2 / queries) * math.sqrt(share * (1 - share) / queries + z**2 / (4 * queries**2))
+
+
+def paired_halfwidth(a: float, b: float, queries: int, level: float = 0.95) -> tuple[float, float]:
+    """Narrowest and widest half-width of the interval of a - b (recalls in percent) that the same queries allow.
+
+    It depends on how many queries only one of the two gets right, which a table does not say: at least |a - b| of
+    them, at most all that both totals leave room for.
+    """
+    p, q, z = _share(a), _share(b), _normal(level)
+    disagree = (abs(p - q), min(p + q, 2 - p - q))
+    return tuple(100 * z * math.sqrt(max(0.0, d - (p - q) ** 2) / queries) for d in disagree)
+
+
+def student_t(level: float, freedom: int) -> float:
+    """t such that a Student variable with ``freedom`` (a whole number) lies within ±t with probability ``level``."""
+    low, high = 0.0, math.pi / 2  # halve the angle of t: the probability grows with it
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """Probability of |T| < sqrt(freedom) tan(angle): a finite sum for whole degrees of freedom."""
+    odd = freedom % 2
+    term = math.sin(angle) * (math.cos(angle) if odd else 1.0)
+    total = 0.0
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * k / (k + 1)
+    return 2 / math.pi * (angle + total) if odd else total
+
+
+def _normal(level: float) -> float:
+    _check_level(level)
+    return NormalDist().inv_cdf((1 + level) / 2)
+
+
+def _share(recall: float) -> float:
+    if not 0 <= recall <= 100:
+        raise problem("recall", f"{recall}", "percent, 0 to 100")
+    return recall / 100
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise problem("level", f"{level}", "a probability such as 0.95")

@@ -1,0 +1,114 @@
+"""Intervals: against slow loops, printed tables of Student's t, and their own promise to cover the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from itm_utils.errors import ItmError
+from itm_utils.metrics import Ranks, five_captions_each, summarise
+from itm_utils.uncertainty import (
+    binomial_halfwidth,
+    paired_bootstrap,
+    paired_halfwidth,
+    paired_seeds,
+    seed_interval,
+    student_t,
+)
+
+IMAGES = 60
+OWNER = five_captions_each(IMAGES)
+
+
+def some_ranks(seed: int, easy: float = 1.0) -> Ranks:
+    rng = np.random.default_rng(seed)
+    return Ranks(i2t=rng.geometric(0.3 * easy, IMAGES) - 1, t2i=rng.geometric(0.2 * easy, 5 * IMAGES) - 1)
+
+
+def recall(ranks: Ranks, metric: str, images: np.ndarray) -> float:
+    """The obvious way: look at the drawn images one by one."""
+    side, k = metric[:3], int(metric[5:])
+    if side == "i2t":
+        return 100 * np.mean([ranks.i2t[image] < k for image in images])
+    return 100 * np.mean([ranks.t2i[c] < k for image in images for c in np.flatnonzero(image == OWNER)])
+
+
+@pytest.mark.parametrize("metric", ["i2t_r1", "t2i_r5"])
+def test_paired_bootstrap_is_a_loop_over_drawn_images(metric: str) -> None:
+    a, b, samples = some_ranks(1, 1.3), some_ranks(2), 40
+    draws = np.random.default_rng(7).multinomial(IMAGES, np.full(IMAGES, 1 / IMAGES), size=samples)
+    drawn = [np.repeat(np.arange(IMAGES), counts) for counts in draws]
+    differences = [recall(a, metric, images) - recall(b, metric, images) for images in drawn]
+    found = paired_bootstrap(a, b, OWNER, metric, level=0.9, samples=samples, seed=7)
+    everything = np.arange(IMAGES)
+    assert found.value == pytest.approx(recall(a, metric, everything) - recall(b, metric, everything))
+    assert found[1:] == pytest.approx(np.percentile(differences, (5, 95)))
+
+
+def test_paired_bootstrap_of_a_run_with_itself_is_nothing_and_changes_sign() -> None:
+    a, b = some_ranks(1), some_ranks(2)
+    assert paired_bootstrap(a, a, OWNER) == (0, 0, 0)
+    there, back = paired_bootstrap(a, b, OWNER), paired_bootstrap(b, a, OWNER)
+    assert there == pytest.approx((-back.value, -back.high, -back.low))
+    assert there.value == pytest.approx(summarise(a, "").rsum - summarise(b, "").rsum)
+
+
+def test_pairing_cancels_what_is_hard_for_both() -> None:
+    a = some_ranks(1)
+    almost = Ranks(i2t=np.where(np.arange(IMAGES) < 3, 0, a.i2t), t2i=a.t2i)
+    paired = paired_bootstrap(almost, a, OWNER, "i2t_r1")
+    unrelated = paired_bootstrap(some_ranks(3), a, OWNER, "i2t_r1")
+    assert paired.halfwidth < 0.6 * unrelated.halfwidth
+
+
+def test_student_t_is_the_printed_table() -> None:
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
+    assert {n: round(student_t(0.95, n), 3) for n in table} == table
+    assert round(student_t(0.99, 4), 3) == 4.604
+
+
+def test_seed_intervals_cover_the_truth_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    for runs in (3, 5):
+        hits = [low <= 0 <= high for _, low, high in (seed_interval(rng.normal(size=runs), 0.9) for _ in range(2000))]
+        assert np.mean(hits) == pytest.approx(0.9, abs=0.025)
+
+
+def test_paired_seeds_uses_the_pairs() -> None:
+    spread = np.array([0.0, 40.0, -30.0])
+    found = paired_seeds(spread + np.array([1.0, 1.1, 0.9]), spread)
+    assert found == pytest.approx(seed_interval([1.0, 1.1, 0.9]))
+    assert found.excludes_zero
+    assert not paired_seeds(spread + 1, [0.0, 0.0, 0.0]).excludes_zero
+
+
+def test_bounds_from_a_table_hold_for_every_pairing() -> None:
+    rng = np.random.default_rng(4)
+    hits = rng.random((2, 1000)) < [[0.75], [0.7]]
+    pairings = [(hits[0], rng.permutation(hits[1])) for _ in range(20)] + [(np.sort(hits[0]), np.sort(hits[1]))]
+    narrow, wide = paired_halfwidth(100 * hits[0].mean(), 100 * hits[1].mean(), 1000)
+    for a, b in pairings:
+        half = 1.959964 * 100 * np.std(a.astype(int) - b) / np.sqrt(1000)
+        assert narrow - 1e-6 <= half <= wide + 1e-6
+    assert half == pytest.approx(narrow)  # sorted: one model gets right whatever the other does
+    assert binomial_halfwidth(50, 1000) == pytest.approx(1.959964 * 50 / np.sqrt(1000), rel=0.01)
+    assert binomial_halfwidth(100, 1000) > 0  # a perfect score on a sample is not certainty
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: paired_bootstrap(some_ranks(1), Ranks(np.zeros(3), np.zeros(15)), OWNER), "ranks_b.*3 images.*60"),
+        (lambda: paired_bootstrap(some_ranks(1), some_ranks(2), OWNER[:-5]), "ranks_a.*60 images.*59 and 295"),
+        (lambda: paired_bootstrap(some_ranks(1), some_ranks(2), OWNER, "r1"), "metric.*i2t_r1"),
+        (lambda: paired_bootstrap(some_ranks(1), some_ranks(2), OWNER, level=95), "level.*0.95"),
+        (lambda: paired_seeds([1, 2, 3], [1, 2]), "3 and 2 runs"),
+        (lambda: paired_seeds([1], [2]), "at least two"),
+        (lambda: seed_interval([]), "at least two"),
+        (lambda: seed_interval([1.0, float("nan")]), "finite"),
+        (lambda: binomial_halfwidth(101, 1000), "percent"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(call, message: str) -> None:
+    with pytest.raises(ItmError, match=message):
+        call()
