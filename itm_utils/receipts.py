@@ -1,22 +1,31 @@
-"""A run's receipt: what was measured, on what, with which settings. Tables and verdicts are made from receipts."""
+"""A run's receipt: what was measured, on what, with which settings. Tables and verdicts are made from receipts.
+
+A receipt is a JSON file; the ranks its recalls come from lie beside it as ``.npz``. Reading one checks all of it: the
+schema, the seal (a hash of the content, so that an edited number shows), and the recalls, which are computed again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import subprocess
+import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import torch
 
 from itm_utils.errors import problem
-from itm_utils.files import write_json
+from itm_utils.files import atomic, write_json
+from itm_utils.metrics import Ranks, summarise_folds
 
 PACKAGES = ("itm-utils", "torch", "numpy", "transformers", "accelerate")
 NUMBER = {"type": "number"}
@@ -33,10 +42,13 @@ SCHEMA: dict[str, Any] = {
         "models",
         "protocol",
         "metrics",
+        "ranks",
+        "rules",
         "run",
+        "seal",
     ],
     "properties": {
-        "schema": {"const": 1},
+        "schema": {"const": 2},
         "chapter": {"type": "string", "pattern": "^[0-9]{2}_[a-z0-9_]+$"},
         "arm": {
             "type": "string",
@@ -63,6 +75,13 @@ SCHEMA: dict[str, Any] = {
                 "properties": {"value": NUMBER, "low": NUMBER, "high": NUMBER},
             },
         },
+        "ranks": {"type": ["string", "null"], "description": "hash of the ranks beside the receipt"},
+        "rules": {
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+            "description": "claims that this run is evidence for → hash of their rule as it stood when the run began",
+        },
+        "seal": {"type": "string", "description": "hash of everything else"},
         "run": {
             "type": "object",
             "required": ["finished", "seconds", "device", "machine", "python", "versions", "commit"],
@@ -81,6 +100,35 @@ SCHEMA: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What recalls are made of. i2t: (i,) ranks. t2i: (c,) ranks. owner: (c,) image of each caption.
+
+    With several folds the ranks are those within each fold, one fold after the other.
+    """
+
+    i2t: np.ndarray
+    t2i: np.ndarray
+    owner: np.ndarray
+
+    @classmethod
+    def of(cls, parts: list[Ranks], owner: np.ndarray) -> Evidence:
+        """From the ranks of one fold or several, in the smallest integers that hold them."""
+        i2t, t2i = (np.concatenate([getattr(part, way) for part in parts]) for way in ("i2t", "t2i"))
+        return cls(*(array.astype(np.min_scalar_type(int(array.max()))) for array in (i2t, t2i, np.asarray(owner))))
+
+    @property
+    def digest(self) -> str:
+        hashed = hashlib.sha256()
+        for array in (self.i2t, self.t2i, self.owner):
+            hashed.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+        return hashed.hexdigest()
+
+    def recalls(self, protocol: str) -> dict[str, float]:
+        folds = 5 if protocol == "1K" or protocol.startswith("5 folds") else 1
+        return summarise_folds(Ranks(self.i2t, self.t2i), self.owner, folds).as_dict()
+
+
 def make_receipt(
     *,
     chapter: str,
@@ -94,10 +142,13 @@ def make_receipt(
     protocol: str = "all",
     seconds: float,
     device: str,
+    evidence: Evidence | None = None,
+    rules: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Put a receipt together and validate it.
+    """Put a receipt together, seal and validate it.
 
     metrics: name → value; intervals: name → (low, high) for some or all of them.
+    rules: claim → hash of its rule (:func:`itm_utils.ledger.rules_for`), taken when the run began.
     """
     intervals = intervals or {}
     listed = {
@@ -106,7 +157,7 @@ def make_receipt(
         for name, value in metrics.items()
     }
     receipt = {
-        "schema": 1,
+        "schema": 2,
         "chapter": chapter,
         "arm": arm,
         "seed": seed,
@@ -115,36 +166,69 @@ def make_receipt(
         "models": models,
         "protocol": protocol,
         "metrics": listed,
+        "ranks": evidence.digest if evidence else None,
+        "rules": dict(rules or {}),
         "run": _circumstances(seconds, device),
     }
     try:
         receipt = json.loads(json.dumps(receipt, allow_nan=False))  # as it will be read back: tuples become lists
     except (TypeError, ValueError) as error:
         raise problem(f"receipt of {chapter}", f"a value that JSON cannot hold ({error})", "plain values") from error
+    receipt["seal"] = seal_of(receipt)
+    if evidence:
+        check_recalls(receipt, evidence, f"receipt of {chapter}")
     return check_receipt(receipt, f"receipt of {chapter}")
 
 
+def seal_of(receipt: Mapping[str, Any]) -> str:
+    """Hash of a receipt's content. It does not stop a forger; it does show an edited number."""
+    content = {name: value for name, value in receipt.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def check_recalls(receipt: Mapping[str, Any], evidence: Evidence, where: str | Path) -> None:
+    """The recalls of a receipt are those of its ranks."""
+    if evidence.digest != receipt["ranks"]:
+        raise problem(where, "other ranks beside it", "the ranks it was written with")
+    for name, value in evidence.recalls(receipt["protocol"]).items():
+        claimed = receipt["metrics"].get(name, {}).get("value", value)
+        if abs(claimed - value) > 1e-6:
+            raise problem(where, f"{name} = {claimed:g}", f"{value:g}, which its ranks give")
+
+
 def check_receipt(receipt: Any, where: str | Path) -> dict[str, Any]:
-    """The receipt itself, once it is known to follow the schema and to hold intervals around their values."""
+    """The receipt itself, once it is known to follow the schema, to hold intervals around their values and its seal."""
     errors = sorted(jsonschema.Draft202012Validator(SCHEMA).iter_errors(receipt), key=lambda error: error.json_path)
     if errors:
         raise problem(where, f"{errors[0].json_path}: {errors[0].message}", "a receipt that follows the schema")
     for name, metric in receipt["metrics"].items():
         if not metric.get("low", metric["value"]) <= metric["value"] <= metric.get("high", metric["value"]):
             raise problem(where, f"{name} = {metric}", "an interval around its value")
+    if receipt["seal"] != seal_of(receipt):
+        raise problem(where, "a seal that does not fit its content", "a receipt as its run wrote it", "Run it again.")
     return receipt
 
 
-def write_receipt(receipt: dict[str, Any], folder: str | Path) -> Path:
-    """Write ``<chapter>/<arm>_<dataset>_s<seed>.json`` below ``folder``, atomically; never over other results.
+def receipt_path(receipt: Mapping[str, Any], folder: str | Path) -> Path:
+    """``<chapter>/<arm>_<dataset>_s<seed>.json``; what was measured on dev chose settings, and goes to ``search/``."""
+    protocol = f"_{receipt['protocol']}" if receipt["protocol"] in ("1K", "5K") else ""
+    name = f"{receipt['arm']}_{receipt['dataset']['name']}{protocol}_s{receipt['seed']}.json"
+    place = Path(folder) / receipt["chapter"] / ("search" if receipt["dataset"]["split"] == "dev" else "")
+    return place / name.replace("/", "-").replace(" ", "-")
+
+
+def write_receipt(receipt: dict[str, Any], folder: str | Path, evidence: Evidence | None = None) -> Path:
+    """Write a receipt, and its ranks beside it, below ``folder``; whole or not at all, never over other results.
 
     The same results again (a notebook run twice) refresh the file; other results under the same name are refused.
     """
     check_receipt(receipt, "receipt")
-    name = f"{receipt['arm']}_{receipt['dataset']['name']}_s{receipt['seed']}.json"
-    path = Path(folder) / receipt["chapter"] / name.replace("/", "-").replace(" ", "-")
+    if (evidence.digest if evidence else None) != receipt["ranks"]:
+        raise problem("receipt", "other ranks than it was made with", "its own")
+    path = receipt_path(receipt, folder)
     if path.exists():
-        differing = next((k for k in receipt if k != "run" and read_receipt(path)[k] != receipt[k]), None)
+        known, free = read_receipt(path), ("run", "seal")
+        differing = next((k for k in receipt if k not in free and known[k] != receipt[k]), None)
         if differing:
             raise problem(
                 path,
@@ -152,6 +236,9 @@ def write_receipt(receipt: dict[str, Any], folder: str | Path) -> Path:
                 "no receipt, or the same one",
                 "Move it away, or name the arm differently.",
             )
+    if evidence:
+        with atomic(path.with_suffix(".npz")) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, i2t=evidence.i2t, t2i=evidence.t2i, owner=evidence.owner)
     write_json(path, receipt)
     return path
 
@@ -165,7 +252,20 @@ def read_receipt(path: str | Path) -> dict[str, Any]:
         raise problem(path, "no such file", "a receipt") from error
     except ValueError as error:
         raise problem(path, f"no JSON ({error})", "a receipt") from error
-    return check_receipt(content, path)
+    check_receipt(content, path)
+    if content["ranks"] is not None:
+        check_recalls(content, read_evidence(path), path)
+    return content
+
+
+def read_evidence(path: str | Path) -> Evidence:
+    """The ranks beside a receipt."""
+    beside = Path(path).with_suffix(".npz")
+    try:
+        with np.load(beside, allow_pickle=False) as file:
+            return Evidence(file["i2t"], file["t2i"], file["owner"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise problem(beside, f"no ranks ({error})", f"those that {Path(path).name} was made from") from error
 
 
 def _circumstances(seconds: float, device: str) -> dict[str, Any]:

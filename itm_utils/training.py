@@ -24,56 +24,14 @@ from itm_utils.errors import ItmError, problem
 from itm_utils.files import write_text
 from itm_utils.matcher import Matcher, PairBatch
 from itm_utils.progress import bar
+from itm_utils.schedule import TrainConfig, rate_factor
 
 Objective = Callable[[Matcher, PairBatch], tuple[Tensor, dict[str, float]]]
 Validation = Callable[[Matcher], Mapping[str, float]]
 
-SCHEDULES = ("constant", "step", "cosine")
-DEVICES = ("auto", "cpu", "cuda", "mps")
-PRECISIONS = ("fp32", "bf16")
+MEASURED = 20  # steps after which a long run says how long it will take
+WORTH_SAYING = 120  # seconds
 KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in case that one is damaged
-# Settings that are numbers, their type and the least value that makes sense.
-NUMBERS = (
-    (("epochs", "batch_size", "decay_every", "cycle_growth", "checkpoint_every"), int, 1),
-    (("validate_every", "seed", "num_workers"), int, 0),
-    (("learning_rate",), (int, float), 1e-12),
-    (("decay", "clip_norm"), (int, float), 0),
-)
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Everything that decides a run besides model, objective and data. Plain values: papermill can set them."""
-
-    epochs: int = 30
-    batch_size: int = 128
-    learning_rate: float = 2e-4
-    schedule: str = "step"  # constant, step, or cosine with warm restarts
-    decay_every: int = 15  # step: epochs between drops; cosine: epochs of the first cycle
-    decay: float = 0.1  # step: factor of a drop; cosine: lowest rate as a part of the first
-    cycle_growth: int = 1  # cosine: each cycle is this many times as long as the one before
-    clip_norm: float = 2.0  # total gradient norm; 0 for no clipping
-    validate_every: int = 0  # steps; 0 for the end of every epoch
-    checkpoint_every: int = 500  # steps
-    select: str = "rsum"  # the validation metric that chooses the best weights
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "fp32"
-    num_workers: int = 0
-
-    def __post_init__(self) -> None:
-        for name, choices in (("schedule", SCHEDULES), ("device", DEVICES), ("precision", PRECISIONS)):
-            if getattr(self, name) not in choices:
-                raise problem(name, repr(getattr(self, name)), f"one of {', '.join(choices)}")
-        for names, kind, least in NUMBERS:
-            for name in names:
-                value = getattr(self, name)
-                if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
-                    what = "a whole number" if kind is int else "a number"
-                    raise problem(name, repr(value), f"{what} from {least:g} up")
-        available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-        if self.device in available and not available[self.device]():
-            raise problem("device", repr(self.device), "a device this machine has", "Use device='auto' or 'cpu'.")
 
 
 @dataclass
@@ -83,19 +41,6 @@ class TrainResult:
     log: list[dict[str, Any]]
     best: dict[str, float]
     seconds: float
-
-
-def rate_factor(config: TrainConfig, epoch: float) -> float:
-    """Learning rate at a (fractional) epoch, as a part of the first. A pure function: nothing to save or restore."""
-    if config.schedule == "constant":
-        return 1.0
-    if config.schedule == "step":
-        return config.decay ** (int(epoch) // config.decay_every)
-    length = config.decay_every
-    while epoch >= length:
-        epoch -= length
-        length *= config.cycle_growth
-    return config.decay + (1 - config.decay) * (1 + math.cos(math.pi * epoch / length)) / 2
 
 
 class _Step(nn.Module):
@@ -209,7 +154,8 @@ class _Run:
         return TrainResult(self.log, self.best, self.seconds)
 
     def _train(self) -> None:
-        started = time.perf_counter() - self.seconds
+        first, began = self.step, time.perf_counter()
+        started = began - self.seconds
         progress = bar(range(self.total_steps), "train", "step", initial=self.step)
         while self.step < self.total_steps:
             epoch, self.sampler.first_batch = divmod(self.step, self.steps_per_epoch)
@@ -222,8 +168,20 @@ class _Run:
                 progress.update()
                 progress.set_postfix(loss=f"{record['loss']:.3f}", best=self.best.get(self.config.select))
                 self.seconds = time.perf_counter() - started
+                if self.step == first + MEASURED:
+                    self._say_how_long(time.perf_counter() - began)
                 self._after_step(record)
         progress.close()
+
+    def _say_how_long(self, seconds: float) -> None:
+        """From the first steps of this call, what the others will take; validation not counted."""
+        left = seconds / MEASURED * (self.total_steps - self.step)
+        if self.main and left > WORTH_SAYING:
+            hours, minutes = divmod(round(left / 60), 60)
+            took = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+            print(
+                f"{MEASURED} steps took {seconds:.1f} s: about {took} of training to go, without validation", flush=True
+            )
 
     def _train_step(self, batch: PairBatch) -> dict[str, float]:
         self.model.train()
