@@ -3,13 +3,15 @@
 A case is a pair of files, ``<case>.json`` (model, options) and ``<case>.npz`` (``in.*`` inputs, ``w.*`` public weights,
 ``mid.*`` and ``out.*`` what the public code gave). The module ``itm_utils.models.<model>`` supplies a matcher with
 ``PUBLIC_NAMES`` (public name prefixes → ours) and ``from_public``, and may supply ``public_values(model, arrays)`` for
-the ``mid.*`` keys.
+the ``mid.*`` keys, and ``compare_case(table, about, arrays)`` for cases of its own kind: it returns True where it has
+compared everything.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +60,8 @@ class Table:
 
     def add(self, kind: str, name: str, ours: Any, theirs: Any, relative: bool = False) -> None:
         ours, theirs = _numbers(ours), _numbers(theirs)
+        if theirs.shape == (*ours.shape, 1):  # a convolution over single positions is a linear map
+            theirs = theirs[..., 0]
         if ours.shape != theirs.shape:
             raise problem(self.case, f"{name} of shape {ours.shape}", f"shape {theirs.shape}")
         scale = max(np.abs(theirs).max(initial=0.0), 1e-6) if relative else 1.0
@@ -91,14 +95,30 @@ def run_case(path: str | Path) -> list[Row]:
     about = json.loads(description.read_text(encoding="utf-8"))
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    table = Table(f"{about['model']}/{path.stem}")
-    if about["model"] == "eval":
+    name = model_name(about, path)
+    table = Table(f"{name}/{path.stem}")
+    if name == "eval":
         compare_metrics(table, arrays)
     else:
-        _compare_model(table, model_module(about["model"], path), about, arrays)
+        _compare_model(table, model_module(name, path), about, arrays)
     if not table.found:
         raise problem(path, "nothing to compare", "out.* arrays")
     return table.rows()
+
+
+def model_name(about: Mapping[str, Any], path: Path) -> str:
+    """The module of a case: ``"PFAN (public variant)"`` means pfan; where no model is named, the folder tells."""
+    return re.split(r"[^a-z0-9_]", (about.get("model") or path.parent.name).lower())[0]
+
+
+def _one_name_each(arrays: Arrays, about: Mapping[str, Any]) -> Arrays:
+    """Cases of some models call the paired captions ``in.pair_cap`` and keep the margin among their options."""
+    known = dict(arrays)
+    if "in.pair_cap" in known:
+        known.setdefault("in.loss_caption_index", known["in.pair_cap"])
+    if "margin" in about.get("options", {}):
+        known.setdefault("in.margin", np.float32(about["options"]["margin"]))
+    return known
 
 
 def model_module(name: str, where: str | Path) -> ModuleType:
@@ -132,7 +152,8 @@ def batches(arrays: Arrays) -> tuple[ImageBatch, TextBatch]:
     regions = regions[:, None, :] if regions.dim() == 2 else regions
     mask = torch.ones(regions.shape[:2], dtype=torch.bool)
     words, lengths = torch.from_numpy(arrays["in.tokens"]), torch.from_numpy(arrays["in.lengths"])
-    images = ImageBatch(regions=regions, mask=mask, ids=torch.arange(len(regions)))
+    boxes = torch.from_numpy(arrays["in.boxes"]) if "in.boxes" in arrays else None
+    images = ImageBatch(regions=regions, mask=mask, ids=torch.arange(len(regions)), boxes=boxes)
     return images, TextBatch(lengths=lengths, ids=torch.arange(len(words)), words=words)
 
 
@@ -143,7 +164,10 @@ def all_scores(model: Matcher, arrays: Arrays) -> Scores:
 
 
 def _compare_model(table: Table, module: ModuleType, about: dict, arrays: Arrays) -> None:
+    if hasattr(module, "compare_case") and module.compare_case(table, about, arrays):
+        return
     matcher = public_class(module)
+    arrays = _one_name_each(arrays, about)
     weights = {name.removeprefix("w."): torch.from_numpy(a) for name, a in arrays.items() if name.startswith("w.")}
 
     def build(options: Mapping[str, Any]) -> Matcher:
