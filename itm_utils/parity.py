@@ -24,7 +24,7 @@ from torch import Tensor
 
 from itm_utils.errors import ItmError, problem
 from itm_utils.matcher import ImageBatch, Matcher, Scores, TextBatch
-from itm_utils.metrics import Direction, evaluate_folds, five_captions_each, retrieval_ranks, summarise
+from itm_utils.metrics import Direction, ensemble, evaluate_folds, five_captions_each, retrieval_ranks, summarise
 
 Arrays = Mapping[str, np.ndarray]
 # Absolute for scores and intermediate values; relative to the largest entry for the rest.
@@ -97,7 +97,7 @@ def run_case(path: str | Path) -> list[Row]:
         arrays = {name: file[name] for name in file.files}
     name = model_name(about, path)
     table = Table(f"{name}/{path.stem}")
-    if name == "eval":
+    if name == "eval" or ("model" not in about and "in.sims" in arrays):
         compare_metrics(table, arrays)
     else:
         _compare_model(table, model_module(name, path), about, arrays)
@@ -118,6 +118,8 @@ def _one_name_each(arrays: Arrays, about: Mapping[str, Any]) -> Arrays:
         known.setdefault("in.loss_caption_index", known["in.pair_cap"])
     if "margin" in about.get("options", {}):
         known.setdefault("in.margin", np.float32(about["options"]["margin"]))
+    if "probe_cap" in about.get("case", {}):  # the caption whose mid.probe_* values are stored
+        known.setdefault("in.probe_cap", np.int64(about["case"]["probe_cap"]))
     return known
 
 
@@ -168,10 +170,16 @@ def _compare_model(table: Table, module: ModuleType, about: dict, arrays: Arrays
         return
     matcher = public_class(module)
     arrays = _one_name_each(arrays, about)
-    weights = {name.removeprefix("w."): torch.from_numpy(a) for name, a in arrays.items() if name.startswith("w.")}
 
-    def build(options: Mapping[str, Any]) -> Matcher:
+    def build(options: Mapping[str, Any], prefix: str = "w.") -> Matcher:
+        weights = {k.removeprefix(prefix): torch.from_numpy(a) for k, a in arrays.items() if k.startswith(prefix)}
         return matcher.from_public(weights, options).eval()
+
+    members = [name.removeprefix("options_") for name in about if name.startswith("options_")]
+    if members:
+        models = {name: build(about[f"options_{name}"], f"w.{name}.") for name in members}
+        _compare_ensemble(table, models, arrays)
+        return
 
     if "combos" in about:
         for combination, settings in about["combos"].items():
@@ -186,6 +194,8 @@ def _compare_model(table: Table, module: ModuleType, about: dict, arrays: Arrays
         _compare_steps(table, model, about["options"], arrays)
     else:
         _compare_scores(table, model, arrays, "")
+    if "out.train.sims_pairs" in arrays:
+        _compare_training_mode(table, model, arrays)
 
 
 def _grid_options(combination: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,6 +232,37 @@ def _compare_scores(table: Table, model: Matcher, arrays: Arrays, suffix: str) -
             public = key.removeprefix("out.grad.").removesuffix(suffix) if suffix else key.removeprefix("out.grad.")
             gradient = parameters[our_name(type(model), public)].grad
             table.add("gradients", key, gradient, arrays[key], relative=True)
+
+
+def _compare_ensemble(table: Table, models: Mapping[str, Matcher], arrays: Arrays) -> None:
+    """Members with weights and options of their own, and the mean of their scores."""
+    parts = {name: all_scores(model, arrays) for name, model in models.items()}
+    for name, scores in parts.items():
+        table.add("values", f"out.sims_{name}", scores.i2t, arrays[f"out.sims_{name}"])
+    table.add("values", "out.sims", ensemble(list(parts.values())).i2t, arrays["out.sims"])
+
+
+def _compare_training_mode(table: Table, model: Matcher, arrays: Arrays) -> None:
+    """One forward and backward pass of the paired batch with the statistics of the batch; what it leaves behind."""
+    images, texts = batches(arrays)
+    model.train()
+    scores = model.score(
+        model.encode_images(images), model.encode_texts(texts[torch.from_numpy(arrays["in.loss_caption_index"])])
+    )
+    table.add("values", "out.train.sims_pairs", scores.i2t, arrays["out.train.sims_pairs"])
+    losses = {name: _hinge()(scores, float(arrays["in.margin"]), name == "hard") for name in ("hard", "sum")}
+    for name, loss in losses.items():
+        table.add("losses", f"out.train.loss_{name}", loss, arrays[f"out.train.loss_{name}"], relative=True)
+    model.zero_grad()
+    losses["hard"].backward()
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    for key in arrays:
+        public = key.split(".", 3)[-1]
+        if key.startswith("out.train.grad."):
+            gradient = parameters[our_name(type(model), public)].grad
+            table.add("gradients", key, gradient, arrays[key], relative=True)
+        elif key.startswith("out.train.buffer."):
+            table.add("values", key, buffers[our_name(type(model), public)], arrays[key])
 
 
 def _compare_steps(table: Table, model: Matcher, options: Mapping[str, Any], arrays: Arrays) -> None:
@@ -261,6 +302,9 @@ def compare_metrics(table: Table, arrays: Arrays) -> None:
         ranks = retrieval_ranks(Scores.same(sims), five_captions_each(len(sims)))
         table.add("metrics", "out.i2t_ranks", ranks.i2t, arrays["out.i2t_ranks"])
         table.add("metrics", "out.t2i_ranks", ranks.t2i, arrays["out.t2i_ranks"])
+    if "out.rsum" in arrays:
+        total = summarise(retrieval_ranks(Scores.same(sims), five_captions_each(len(sims))), "all").rsum
+        table.add("metrics", "out.rsum", np.float32(total), arrays["out.rsum"])
     if "out.mean_i2t" in arrays:
         mean = evaluate_folds(Scores.same(sims), five_captions_each(len(sims)))
         for key in ("i2t", "t2i"):
