@@ -20,6 +20,9 @@ from itm_utils.files import write_text
 
 PAD, START, END, UNK = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL = (PAD, START, END, UNK)  # ids 0, 1, 2, 3 in every public vocabulary
+# Letters, single spaces and at most one full stop at the end: splitting at the spaces is what NLTK does, several times faster.
+PLAIN = re.compile(r"([A-Za-z]+(?: [A-Za-z]+)*)(?: ?(\.))?")
+SPLIT_BY_NLTK = frozenset(("cannot", "gimme", "gonna", "gotta", "lemme", "wanna"))  # "can not", "gim me", …
 SENTENCE_END_INSIDE = re.compile(r"[.!?]\S*\s+\S")
 # Words that keep their full stop. NLTK's own list comes with a download; captions need only a few.
 ABBREVIATIONS = {
@@ -66,6 +69,14 @@ def tokenize(caption: str) -> list[str]:
     >>> tokenize("Two dogs aren't barking. One sleeps.")
     ['two', 'dogs', 'are', "n't", 'barking', '.', 'one', 'sleeps', '.']
     """
+    if isinstance(caption, str) and (plain := PLAIN.fullmatch(caption)):
+        words = plain[1].lower().split(" ")
+        if SPLIT_BY_NLTK.isdisjoint(words):
+            return [*words, "."] if plain[2] else words
+    return _tokenize_with_nltk(caption)
+
+
+def _tokenize_with_nltk(caption: str) -> list[str]:
     words = _tokenizers()[1]
     return [word for sentence, _ in _sentences(caption) for word in words.tokenize(sentence)]
 

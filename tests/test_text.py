@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from itm_utils.errors import ItmError
-from itm_utils.text import SPECIAL, Vocabulary, token_spans, tokenize
+from itm_utils.text import SPECIAL, Vocabulary, _tokenize_with_nltk, token_spans, tokenize
 
 CAPTIONS = ["A man rides a horse.", "Two men ride horses.", "A man's horse isn't tired."] * 4
 
@@ -93,3 +93,12 @@ def test_files_that_are_no_vocabulary(tmp_path: Path, content: str, message: str
 def test_missing_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(ItmError, match="no such file"):
         Vocabulary.load(tmp_path / "none.json")
+
+
+WORDS = ("a", "A", "dog", "Dogs", "cannot", "gonna", "wanna", "lemme", "mr", "etc", "st", "i", "isn", "ll", "two")
+
+
+@given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6), st.sampled_from(("", ".", " .", "!", " . ", "..")))
+def test_the_short_way_through_plain_captions_gives_what_nltk_gives(words: list[str], end: str) -> None:
+    caption = " ".join(words) + end
+    assert tokenize(caption) == _tokenize_with_nltk(caption)
