@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
 
 from itm_utils.batches import PairDataset, WordCaptions
@@ -147,6 +146,7 @@ class Chapter:
             **{name: given[name] for name in taken},
             schedule="cosine" if lab else "step",
             decay_every=given["epochs"] if lab else given.get("decay_every", half_way),
+            clip_norm=given.get("clip_norm", TrainConfig.clip_norm),
         )
 
     def open(self, texts: Callable[[PrecompSplit], Any] | None = None) -> ChapterData:
@@ -163,10 +163,14 @@ class Chapter:
 
         more: numbers besides the recalls that the chapter wants to find again.
         """
-        split = self.data.test
-        more = {"dev_rsum": result.best["rsum"]} | dict(more or {}) if result.best else dict(more or {})
-        found = keep_scores(self, scores, split, result.seconds, more)
-        if self.parameters["run_dir"]:
+        split, given = self.data.test, self.parameters
+        best = {"dev_rsum": result.best["rsum"]} if result.best else {}
+        found = keep_scores(
+            scores, split.owner, self.folder, best | dict(more or {}), chapter=self.name, arm=given["arm"],
+            seed=given["seed"], dataset=split.identity(), parameters=settings_of(given), seconds=result.seconds,
+            device=given["device"], rules=self.rules,
+        )  # fmt: skip
+        if given["run_dir"]:
             write_scores(self.folder / "scores.safetensors", scores)
         return found
 
@@ -180,23 +184,27 @@ def dataset_folder(dataset: str) -> Path:
     return Path(dataset)
 
 
-def keep_scores(chapter: Chapter, scores: Scores, split: PrecompSplit, seconds: float, more: Mapping) -> Retrieval:
-    """Write a receipt, print its line; on ``testall`` first the papers' 1K, then their 5K."""
-    folds = (5, 1) if split.name == "testall" else (1,)
-    for number in folds:
-        result = evaluate_folds(scores, split.owner, number) if number > 1 else evaluate(scores, split.owner)
-        if split.name == "testall" and split.n_images == 5000:
-            result = coco_protocol(result, split.name)
-        parts = fold_ranks(scores, split.owner, number)
-        evidence = Evidence.of(parts, split.owner)
-        spread = bootstrap_intervals(evidence, split.owner)
+def keep_scores(scores: Scores, owner: np.ndarray, folder: Path, more: Mapping[str, float], **about: Any) -> Retrieval:
+    """Write the receipt of scores and print its line; on COCO's ``testall`` first the papers' 1K, then their 5K.
+
+    owner: (c,) image of each caption. about: what :func:`itm_utils.receipts.make_receipt` wants to know of the run.
+    """
+    split = about["dataset"]["split"]
+    for folds in (5, 1) if split == "testall" else (1,):
+        result = evaluate_folds(scores, owner, folds)
+        if split == "testall" and len(scores.i2t) == 5000:
+            result = coco_protocol(result, split)
+        evidence = Evidence.of(fold_ranks(scores, owner, folds), owner)
+        spread = bootstrap_intervals(evidence, owner)
         receipt = make_receipt(
-            chapter=chapter.name, arm=chapter.parameters["arm"], seed=chapter.parameters["seed"],
-            dataset=split.identity(), parameters=settings_of(chapter.parameters), metrics=result.as_dict() | dict(more),
-            intervals=spread, models=result.models, protocol=result.protocol, seconds=seconds,
-            device=chapter.parameters["device"], evidence=evidence, rules=chapter.rules,
-        )  # fmt: skip
-        path = write_receipt(receipt, chapter.folder, evidence)
+            **about,
+            metrics=result.as_dict() | dict(more),
+            intervals=spread,
+            models=result.models,
+            protocol=result.protocol,
+            evidence=evidence,
+        )
+        path = write_receipt(receipt, folder, evidence)
         low, high = spread["rsum"]
         print(f"{result.label}: rsum {result.rsum:.1f} [{low:.1f}, {high:.1f}], receipt {path.name}")
     return result
@@ -215,9 +223,3 @@ def read_scores(path: Path) -> Scores:
         raise problem(path, "no such file", "the scores of a finished run")
     matrices = load_file(path)
     return Scores(i2t=matrices["i2t"], t2i=matrices.get("t2i", matrices["i2t"]))
-
-
-def true_first_choices(scores: Scores, true_of: np.ndarray) -> float:
-    """Percent of captions whose first picture is one they are true of. true_of: (i, c) booleans."""
-    first = torch.as_tensor(scores.t2i).argmax(dim=0).cpu().numpy()
-    return 100 * float(true_of[first, np.arange(len(first))].mean())

@@ -268,6 +268,9 @@ class Matcher(nn.Module):
         """A model's own loss terms on the matched pairs; every objective adds them."""
         return {}
 
+    def set_epoch(self, epoch: int) -> None:
+        """The training loop calls this at the start of each epoch, counted from 0: own losses may change over time."""
+
     def bytes_per_pair(self, images: Images, texts: Texts) -> int:
         """Working memory of ``score`` for one pair, so that blocks can be cut to fit a budget.
 

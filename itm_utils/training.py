@@ -163,6 +163,7 @@ class _Run:
             self.sampler.epoch = epoch
             if hasattr(self.objective, "set_epoch"):  # losses that change over time, such as a warm-up
                 self.objective.set_epoch(epoch)
+            self.model.set_epoch(epoch)  # and a model's own, that fade
             for batch in self.loader:
                 record = self._train_step(batch)
                 progress.update()
