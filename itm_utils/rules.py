@@ -1,0 +1,206 @@
+"""How a rule is read: from its text to comparisons, from their numbers to a word.
+
+``book/data/rules.yaml`` explains the fields. Nothing here knows where receipts lie; that is :mod:`itm_utils.ledger`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, correlation
+from typing import Any
+
+from itm_utils.errors import problem
+from itm_utils.uncertainty import Interval, seed_interval
+
+RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
+Term = tuple[str, str]  # arm, metric
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One number a seed: ``plus`` added, ``minus`` taken away, and the largest of ``best`` taken away.
+
+    With ``correlated`` it is Pearson's r of the metrics of ``plus`` and ``minus`` over all runs instead.
+    """
+
+    plus: tuple[Term, ...]
+    minus: tuple[Term, ...]
+    best: tuple[Term, ...]
+    expected: Mapping[str, Any]
+    correlated: bool = False
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return self.plus + self.minus + self.best
+
+    def __str__(self) -> str:
+        if self.correlated:
+            return f"r of {self.plus[0][1]} and {self.minus[0][1]} over {', '.join(arm for arm, _ in self.plus)}"
+        metrics = {metric for _, metric in self.terms}
+        plus, minus, best = (
+            [arm if len(metrics) == 1 else f"{arm} {metric}" for arm, metric in side]
+            for side in (self.plus, self.minus, self.best)
+        )
+        taken = [*minus, f"the better of {' and '.join(best)}"] if best else minus
+        return (f"{metrics.pop()}: " if len(metrics) == 1 else "") + " − ".join([" + ".join(plus), *taken])
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a comparison gave. runs: how many seeds (0: a printed number). status: holds, fails or open."""
+
+    comparison: str
+    interval: Interval
+    expected: str
+    status: str
+    runs: int
+
+    def __str__(self) -> str:
+        value, low, high = (f"{number:+.3g}" if abs(number) < 1 else f"{number:+.1f}" for number in self.interval)
+        return f"{self.comparison}: {value}" + (f" [{low}, {high}], {self.runs} runs" if self.runs else "")
+
+
+def rule_digest(rule: Mapping[str, Any]) -> str:
+    """sha256 of a rule, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(rule, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def comparisons(rule: Mapping[str, Any], dataset: str) -> list[Comparison]:
+    """A rule's comparisons on one dataset, hosts and metrics written out."""
+    found = []
+    for entry in rule["comparisons"]:
+        if dataset not in entry.get("only", (dataset,)):
+            continue
+        pair = entry.get("correlate")
+        for metric in ("",) if pair else metrics_of(entry, rule):
+            if pair:
+                sides = [[f"{arm} @ {pair[axis]}" for arm in pair["arms"]] for axis in "xy"] + [[]]
+            else:
+                sides = [entry.get(key, []) for key in ("a", "b", "b_best")]
+            for host in rule["hosts"][dataset] if "{host}" in str(entry) else ("",):
+                terms = (tuple(_term(text.replace("{host}", host), metric) for text in side) for side in sides)
+                found.append(Comparison(*terms, expected=_expected(entry), correlated=bool(pair)))
+    return found
+
+
+def weigh(comparison: Comparison, runs: Mapping[str, Mapping[int, Mapping[str, Any]]], level: float) -> Finding:
+    """The comparison's number over the seeds, with its interval. runs: arm → seed → receipt, the same seeds each."""
+    seeds = list(next(iter(runs.values())))
+    value = {term: [_metric(runs[term[0]][seed], term[1]) for seed in seeds] for term in comparison.terms}
+    if comparison.correlated:
+        x, y = ([number for term in side for number in value[term]] for side in (comparison.plus, comparison.minus))
+        return _finding(str(comparison), pearson_interval(x, y, level), comparison.expected, len(x))
+    numbers = [
+        sum(value[term][k] for term in comparison.plus)
+        - sum(value[term][k] for term in comparison.minus)
+        - max((value[term][k] for term in comparison.best), default=0.0)
+        for k in range(len(seeds))
+    ]
+    return _finding(str(comparison), seed_interval(numbers, level), comparison.expected, len(seeds))
+
+
+def word_for(findings: Sequence[Finding]) -> str:
+    """The verdict that findings give together."""
+    status = {finding.status for finding in findings}
+    if status == {"holds"}:
+        return "reproduced"
+    return "partly" if "holds" in status else "not reproduced" if "fails" in status else "inconclusive"
+
+
+def pearson_interval(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Interval:
+    """Pearson's r with Fisher's interval."""
+    r = correlation(x, y)
+    half = NormalDist().inv_cdf((1 + level) / 2) / math.sqrt(len(x) - 3)
+    z = math.atanh(max(-0.999999, min(0.999999, r)))
+    return Interval(r, math.tanh(z - half), math.tanh(z + half))
+
+
+def printed_findings(checks: Sequence[Mapping[str, Any]], papers: Mapping[str, Any]) -> Iterator[Finding]:
+    """What printed tables say. checks: entries of ``tables`` in rules.yaml; papers: those of results.yaml."""
+    for check in checks:
+        rows, others = (_rows(papers, at) for at in (check["at"], check.get("b_at", check["at"])))
+        field = check.get("per")
+        for group in {row[field]: {field: row[field]} for row in rows}.values() if field else ({},):
+            plus = [_the_row(rows, wanted | group) for wanted in listed(check["a"])]
+            rest = check.get("b")
+            if isinstance(rest, list):
+                minus = [[_the_row(others, wanted | group) for wanted in rest]]
+            else:
+                minus = [[row] for row in _matching(others, rest | group)] if rest else [[]]
+            for metric in metrics_of(check):
+                for taken in minus:
+                    if None not in (numbers := [_printed(row, metric) for row in plus + taken]):
+                        value = round(sum(numbers[: len(plus)]) - sum(numbers[len(plus) :]), 6)
+                        names = [" + ".join(map(row_name, side)) for side in (plus, taken) if side]
+                        text = f"{check['at'].rpartition(' ')[0].replace('_', ' ')}, {metric}: {' − '.join(names)}"
+                        yield _finding(text, Interval(value, value, value), _expected(check), 0)
+
+
+def row_name(row: Mapping[str, Any]) -> str:
+    """What a table's row is called: its method and whatever tells it from its neighbours."""
+    named = ("method", "variant", "text_backbone", "training", "constraints")
+    numbered = ("batch_size", "d", "alpha", "beta", "h_text")
+    parts = [str(row[key]) for key in named if row.get(key) not in (None, "none")]
+    return " ".join(parts + [f"{key} {row[key]}" for key in numbered if key in row])
+
+
+def metrics_of(entry: Mapping[str, Any], rule: Mapping[str, Any] | None = None) -> list[str]:
+    """The metrics an entry asks for; ``R`` stands for the six recalls."""
+    wanted = listed(entry.get("metric", (rule or {}).get("metric", "rsum")))
+    return [name for metric in wanted for name in (RECALLS if metric == "R" else (metric,))]
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _term(text: str, metric: str) -> Term:
+    arm, _, own = text.partition(" @ ")
+    return arm, own or metric
+
+
+def _metric(receipt: Mapping[str, Any], metric: str) -> float:
+    first, *rest = (receipt["metrics"][name]["value"] for name in metric.split("-"))
+    return first - sum(rest)
+
+
+def _printed(row: Mapping[str, Any], metric: str) -> float | None:
+    values = [row.get(name) or row.get(f"{name}_computed") for name in metric.split("-")]
+    return None if None in values else values[0] - sum(values[1:])
+
+
+def _rows(papers: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
+    paper, table, block = at.split()
+    return papers[paper]["tables"][table]["blocks"][int(block)]["rows"]
+
+
+def _matching(rows: Sequence[dict[str, Any]], wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in rows if all(row.get(key) in listed(value) for key, value in wanted.items())]
+
+
+def _the_row(rows: Sequence[dict[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    if len(found := _matching(rows, wanted)) != 1:
+        raise problem("rules.yaml", f"{len(found)} rows with {dict(wanted)}", "one row of the paper's table")
+    return found[0]
+
+
+def _expected(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: entry[key] for key in ("above", "below", "within") if key in entry} or {"above": 0}
+
+
+def _finding(text: str, interval: Interval, expected: Mapping[str, Any], runs: int) -> Finding:
+    """Holds if the whole interval is where it should be, fails if none of it is."""
+    (word, bound), (_, low, high) = next(iter(expected.items())), interval
+    if word == "within":
+        holds, fails = bound[0] <= low and high <= bound[1], high < bound[0] or low > bound[1]
+        return Finding(text, interval, f"within {bound[0]} to {bound[1]}", _status(holds, fails), runs)
+    holds, fails = (low > bound, high < bound) if word == "above" else (high < bound, low > bound)
+    return Finding(text, interval, f"{word} {bound}", _status(holds, fails), runs)
+
+
+def _status(holds: bool, fails: bool) -> str:
+    return "holds" if holds else "fails" if fails else "open"
