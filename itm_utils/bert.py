@@ -125,6 +125,7 @@ class BertCaptions:
         self.special = np.load(self.folder / "special.npy")
         self.spans = np.load(self.folder / "spans.npy")
         self.words = np.load(self.folder / "words.npy")
+        self.fingerprint = self.folder.name  # a hash of encoder, layers and captions
         self._states: np.ndarray | None = None
 
     def __len__(self) -> int:
