@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from itm_book.notebooks import find_notebooks, read_notebook
+from itm_book.notebooks import NUMBER, find_notebooks, is_chapter, read_notebook
 from itm_utils.errors import ItmError, problem
 from itm_utils.files import write_text
 
@@ -174,7 +174,9 @@ def render_all(root: Path) -> dict[Path, str]:
             module.add(cell)
         if not exported:
             continue
-        name = re.sub(r"^\d+[a-z]?_", "", path.stem)
+        if not is_chapter(path):
+            raise problem(module.source, "an exported cell", "exported cells in numbered chapters only")
+        name = NUMBER.sub("", path.stem)
         target = root / MODELS / f"{name}.py"
         if not name.isidentifier() or target in modules:
             raise problem(module.source, f"the module name {name!r}", "a Python name no other notebook has")

@@ -30,6 +30,7 @@ CELL_TIMEOUT = 600  # seconds
 LARGE_PICTURE = 200_000  # characters of base64
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_METADATA = {"tags", "mystnb", "slideshow"}
+NUMBER = re.compile(r"^\d+[a-z]?_")  # of a chapter
 # Files that decide what a chapter prints, besides its own cells.
 RUN_INPUTS = ("itm_utils", "constraints.txt", "results", "benchmarks/results", "book/data/results.yaml")
 # One thread a kernel: two run side by side, and sums come out the same on every run. The malloc limits
@@ -68,7 +69,7 @@ def find_notebooks(root: Path, names: Iterable[str] = ()) -> list[Path]:
     """The chapters' notebooks, or those meant by ``names`` (``01_vsepp``, ``vsepp`` or a path)."""
     known = sorted((root / "notebooks").glob("*.ipynb"))
     by_name = {path.stem: path for path in known}
-    by_name |= {re.sub(r"^\d+[a-z]?_", "", path.stem): path for path in known}
+    by_name |= {NUMBER.sub("", path.stem): path for path in known}
     found = {}
     for name in names:
         if Path(name).suffix == ".ipynb" and Path(name).is_file():
@@ -79,6 +80,11 @@ def find_notebooks(root: Path, names: Iterable[str] = ()) -> list[Path]:
             listed = ", ".join(path.stem for path in known) or "none yet"
             raise problem(name, "no such notebook", f"one of: {listed}")
     return list(found) if names else known
+
+
+def is_chapter(path: Path) -> bool:
+    """Chapters are numbered (``01_vsepp``). Other notebooks are pages: they run, but neither export nor set exercises."""
+    return bool(NUMBER.match(path.stem))
 
 
 def refuse_chapters(root: Path, folder: Path) -> None:
@@ -300,6 +306,6 @@ def remove_vanished(root: Path) -> None:
     """Drop copies and records of notebooks that are no more."""
     names = {path.stem for path in find_notebooks(root)}
     for folder in ("notebooks", "runs"):
-        for path in (root / "_build" / folder).glob("[0-9]*.*"):  # editors leave folders of their own here
-            if path.is_file() and path.stem not in names:
+        for path in (root / "_build" / folder).glob("*.*"):  # editors leave folders of their own here
+            if path.is_file() and path.suffix in (".ipynb", ".json") and path.stem not in names:
                 path.unlink()

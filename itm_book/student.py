@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from itm_book.notebooks import clean, find_notebooks, read_notebook, refuse_chapters, write_notebook
+from itm_book.notebooks import clean, find_notebooks, is_chapter, read_notebook, refuse_chapters, write_notebook
 from itm_utils.errors import problem
 
 # A fenced {solution} block, or a folded admonition that gives answers away; the closing fence is the opening one.
@@ -35,7 +35,8 @@ def without_solutions(notebook: NotebookNode) -> NotebookNode:
 def student_copies(root: Path, folder: Path) -> list[Path]:
     """Write a copy of every chapter to ``folder``, never over a copy somebody has worked on."""
     refuse_chapters(root, folder)
-    copies = {folder / path.name: without_solutions(read_notebook(path)) for path in find_notebooks(root)}
+    chapters = filter(is_chapter, find_notebooks(root))
+    copies = {folder / path.name: without_solutions(read_notebook(path)) for path in chapters}
     for path, copy in copies.items():
         if path.exists() and read_notebook(path) != copy:
             raise problem(path, "a notebook that was changed", "none, or an untouched copy", "Move it away first.")

@@ -123,6 +123,12 @@ def test_two_notebooks_may_not_share_a_module(project: Path) -> None:
         render_all(project)
 
 
+def test_pages_export_nothing(project: Path) -> None:
+    (project / "notebooks/01_tiny.ipynb").rename(project / "notebooks/tiny.ipynb")
+    with pytest.raises(ItmError, match=r"notebooks/tiny.ipynb: found an exported cell, expected .* numbered chapters"):
+        render_all(project)
+
+
 def test_imports_are_merged_and_sorted(project: Path) -> None:
     add_cells(
         project,

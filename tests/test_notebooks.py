@@ -176,8 +176,11 @@ def test_run_stores_a_clean_copy_and_a_record_and_runs_again_only_on_change(
     assert record["cells"][0]["seconds"] > 0.3 and 0.3 < record["seconds"] < 10
 
     (root / "notebooks/02_broken.ipynb").unlink()
+    for left_over in ("_build/notebooks/page.ipynb", "_build/runs/page.json"):  # a notebook that is no more
+        (root / left_over).write_text("{}")
     assert run_notebooks(root, [], in_place=False, jobs=2) == []
     assert "nothing changed" in capsys.readouterr().out
+    assert not list((root / "_build").rglob("page.*"))
     run = notebooks.prepare(root, path)
     (root / "itm_utils/metrics.py").write_text("CHANGED = True\n")
     assert not notebooks.is_current(root, notebooks.prepare(root, path))

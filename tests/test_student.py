@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from tiny_book import tiny_book
 
 from itm_book.lint import check_cell
-from itm_book.notebooks import find_notebooks, read_notebook, write_notebook
+from itm_book.notebooks import find_notebooks, is_chapter, read_notebook, write_notebook
 from itm_book.student import student_copies, without_solutions
 from itm_utils.errors import ItmError
 
@@ -50,7 +52,14 @@ def test_neither_chapters_nor_work_are_overwritten(tmp_path: Path) -> None:
     assert "my answer" in first.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", find_notebooks(ROOT), ids=lambda path: path.stem)
+def test_pages_are_not_handed_out(tmp_path: Path) -> None:
+    chapter = tiny_book(tmp_path / "project")
+    shutil.copy(chapter, chapter.with_name("clinic.ipynb"))
+    assert len(find_notebooks(tmp_path / "project")) == 2
+    assert student_copies(tmp_path / "project", tmp_path / "copies") == [tmp_path / "copies/01_tiny.ipynb"]
+
+
+@pytest.mark.parametrize("path", list(filter(is_chapter, find_notebooks(ROOT))), ids=lambda path: path.stem)
 def test_no_chapter_gives_its_solutions_away(path: Path) -> None:
     whole = read_notebook(path)
     exercises = sum("{exercise" in cell.source for cell in whole.cells)
