@@ -98,7 +98,7 @@ def retrieval_ranks(scores: Scores, owner: np.ndarray) -> Ranks:
 
     scores: i2t and t2i of shape (i, c). owner: (c,) image of each caption, in order.
     """
-    i2t, t2i = _matrix(scores.i2t, "i2t"), _matrix(scores.t2i, "t2i")
+    i2t, t2i = score_matrix(scores.i2t, "i2t"), score_matrix(scores.t2i, "t2i")
     owner = np.asarray(owner)
     images = _check_owner(owner, i2t, t2i)
     return Ranks(i2t=_image_ranks(i2t, owner, images), t2i=_caption_ranks(t2i, owner))
@@ -160,7 +160,7 @@ def coco_protocol(result: Retrieval, split: str) -> Retrieval:
 def fold_ranks(scores: Scores, owner: np.ndarray, folds: int) -> list[Ranks]:
     """Ranks within each of ``folds`` consecutive blocks of images."""
     owner = np.asarray(owner)
-    images = _check_owner(owner, _matrix(scores.i2t, "i2t"), _matrix(scores.t2i, "t2i"))
+    images = _check_owner(owner, score_matrix(scores.i2t, "i2t"), score_matrix(scores.t2i, "t2i"))
     if folds < 1 or images % folds:
         raise problem("folds", f"{images} images to cut into {folds}", "equal blocks")
     size = images // folds
@@ -237,7 +237,8 @@ def chance(images: int, owner: np.ndarray) -> Retrieval:
     )
 
 
-def _matrix(scores: Tensor | np.ndarray, name: str) -> np.ndarray:
+def score_matrix(scores: Tensor | np.ndarray, name: str) -> np.ndarray:
+    """Scores of one direction as a numpy matrix (i, c), copied only where they must be."""
     if isinstance(scores, Tensor):
         # numpy knows no bfloat16; float32 holds each of its numbers exactly
         scores = (scores.float() if scores.dtype == torch.bfloat16 else scores).detach().cpu().numpy()

@@ -7,7 +7,7 @@ A dataset is a folder with, for each split,
 ``<split>_caps.txt``        one caption a line, those of an image on consecutive lines
 ``<split>_boxes.npy``       optional, (rows, r, 4) boxes in pixels (or a model's own box code)
 ``<split>_sizes.npy``       optional, (rows, 2) width and height of the pictures in pixels
-``<split>_ids.txt``         optional, one picture name a line
+``<split>_ids.txt``         optional, one picture name a line, for each row or for each caption
 ``<split>_owners.npy``      optional, (captions,) image row of each caption, where the number of
                             captions differs from image to image
 ==========================  ====================================================================
@@ -228,7 +228,7 @@ def open_split(root: str | Path, name: str) -> PrecompSplit:
             f"{features.shape[:2]} as in {features_path.name}",
         )
     sizes = _sizes(sizes_path, len(features))[::repeat] if sizes_path.exists() else None
-    ids = _ids(ids_path, len(features))[::repeat] if ids_path.exists() else None
+    ids = _ids(ids_path, len(features), owner)[::repeat] if ids_path.exists() else None
     images = len(features) // repeat
     return PrecompSplit(root, name, images, features, captions, owner, repeat, boxes, sizes, ids)
 
@@ -288,8 +288,16 @@ def _sizes(path: Path, rows: int) -> np.ndarray:
     return sizes
 
 
-def _ids(path: Path, rows: int) -> list[str]:
+def _ids(path: Path, rows: int, owner: np.ndarray) -> list[str]:
+    """One name a feature row; the public files have one a caption, five times the same."""
     ids = [line.strip() for line in _read_text(path).splitlines()]
+    if len(ids) == len(owner) != rows:
+        first = np.searchsorted(owner, np.arange(rows))
+        differing = next((line for line, image in enumerate(owner) if ids[line] != ids[first[image]]), None)
+        if differing is not None:
+            found = f"{ids[differing]} in line {differing + 1}, between the captions of {ids[first[owner[differing]]]}"
+            raise problem(path, found, "the same picture for all captions of an image")
+        return [ids[line] for line in first]
     if len(ids) != rows:
-        raise problem(path, f"{len(ids)} names", f"{rows}, one a feature row")
+        raise problem(path, f"{len(ids)} names", f"{rows}, one a feature row, or {len(owner)}, one a caption")
     return ids

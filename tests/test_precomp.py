@@ -208,6 +208,16 @@ def test_two_pictures_of_one_name(tmp_path: Path) -> None:
         _ = open_split(tmp_path, "dev").image_of_id
 
 
+def test_names_may_stand_once_a_caption_as_in_the_public_files(tmp_path: Path) -> None:
+    write(tmp_path)
+    names = [f"{n // 5}" for n in range(20)]
+    (tmp_path / "dev_ids.txt").write_text("\n".join(names))
+    assert open_split(tmp_path, "dev").ids == ["0", "1", "2", "3"]
+    (tmp_path / "dev_ids.txt").write_text("\n".join([*names[:7], "3", *names[8:]]))
+    with pytest.raises(ItmError, match="3 in line 8, between the captions of 1"):
+        open_split(tmp_path, "dev")
+
+
 MEASURE = """
 import resource, sys
 import numpy as np
