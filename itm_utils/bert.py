@@ -113,6 +113,7 @@ class BertCaptions:
     """All captions of a split as cached token states; stands where ``WordCaptions`` stands.
 
     One flat, memory-mapped array holds the states of all tokens; caption c has rows ``starts[c]:starts[c + 1]``.
+    Its first ``lengths[c]`` rows are tokens; where padding was kept, the states under it follow.
     special: (tokens,) True at [CLS] and [SEP]. spans: (tokens, 2) characters of the caption that a token covers.
     words: (tokens,) number of the word that a token is a piece of, -1 at special tokens.
     """
@@ -121,7 +122,8 @@ class BertCaptions:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
         self.starts = np.load(self.folder / "starts.npy")
-        self.lengths = np.diff(self.starts)
+        self.rows = np.diff(self.starts)
+        self.lengths = np.load(self.folder / "lengths.npy") if self.manifest.get("padded") else self.rows
         self.special = np.load(self.folder / "special.npy")
         self.spans = np.load(self.folder / "spans.npy")
         self.words = np.load(self.folder / "words.npy")
@@ -148,18 +150,21 @@ class BertCaptions:
         return self.states.shape[1]
 
     def batch(self, captions: np.ndarray, spans: bool = False) -> TextBatch:
-        """States padded with zeros to the longest caption asked for; with ``spans`` also the characters covered."""
+        """States padded with zeros to the longest caption asked for; with ``spans`` also the characters covered.
+
+        Where padding was kept (see :func:`bert_captions`) its states stand in place of the zeros.
+        """
         captions = np.asarray(captions, dtype=np.int64)
-        lengths = self.lengths[captions]
-        shape = (len(captions), int(lengths.max()))
+        lengths, rows = self.lengths[captions], self.rows[captions]
+        shape = (len(captions), int(rows.max()))
         features = np.zeros((*shape, self.feature_dim), dtype=np.float32)
         special = np.zeros(shape, dtype=bool)
         covered = np.zeros((*shape, 2), dtype=np.int64)
-        for row, (caption, length) in enumerate(zip(captions, lengths, strict=True)):
-            tokens = slice(self.starts[caption], self.starts[caption] + length)
-            features[row, :length] = self.states[tokens]
-            special[row, :length] = self.special[tokens]
-            covered[row, :length] = self.spans[tokens]
+        for row, (caption, count) in enumerate(zip(captions, rows, strict=True)):
+            tokens = slice(self.starts[caption], self.starts[caption] + count)
+            features[row, :count] = self.states[tokens]
+            special[row, :count] = self.special[tokens]
+            covered[row, :count] = self.spans[tokens]
         return TextBatch(
             lengths=torch.from_numpy(lengths),
             ids=torch.from_numpy(captions),
@@ -175,11 +180,14 @@ def bert_captions(
     layers: tuple[int, ...] = (-1,),
     max_tokens: int | None = None,
     batch_size: int = 64,
+    padded: bool = False,
 ) -> BertCaptions:
     """The split's captions as frozen states, computed on first use and cached under a hash of what decides them.
 
     layers: hidden states that are put side by side; -1 is the last layer, 0 the embeddings.
     max_tokens: cut longer captions to this many tokens, special ones included (SAEM: 32).
+    padded: pad every caption to ``max_tokens`` and keep the states under the padding, as public SAEM does. They are
+    not zero, and a model that does not mask them depends on them.
     """
     if not isinstance(encoder, TextEncoder):
         encoder = load_text_encoder(encoder)
@@ -191,48 +199,67 @@ def bert_captions(
         "max_tokens": max_tokens,
         "captions": hashlib.sha256("\n".join(split.captions).encode()).hexdigest(),
     }
+    if padded:
+        facts["padded"] = True
     decisive = json.dumps({key: value for key, value in facts.items() if key != "name"}, sort_keys=True)
     name = f"bert-{hashlib.sha256(decisive.encode()).hexdigest()[:16]}"
 
     def write(folder: Path) -> dict[str, Any]:
-        _write_states(folder, encoder, split.captions, layers, max_tokens, batch_size)
+        _write_states(folder, encoder, split.captions, layers, max_tokens, batch_size, padded)
         return facts
 
     return BertCaptions(ensure_folder(name, write))
 
 
 def _write_states(
-    folder: Path, encoder: TextEncoder, captions: list[str], layers: tuple[int, ...], longest: int, batch_size: int
+    folder: Path,
+    encoder: TextEncoder,
+    captions: list[str],
+    layers: tuple[int, ...],
+    longest: int,
+    batch_size: int,
+    padded: bool,
 ) -> None:
     """Encode captions in order of length (little padding), store them in order of the file, in half precision."""
     cut = encoder.tokenizer(
         captions, truncation=True, max_length=longest, return_offsets_mapping=True, return_special_tokens_mask=True
     )
     lengths = np.array([len(ids) for ids in cut["input_ids"]])
-    starts = np.concatenate([[0], np.cumsum(lengths)])
+    rows = np.full_like(lengths, longest) if padded else lengths
+    starts = np.concatenate([[0], np.cumsum(rows)])
     shape = (int(starts[-1]), len(layers) * encoder.width)
     states = np.lib.format.open_memmap(folder / "states.npy", mode="w+", dtype=np.float16, shape=shape)
     order = np.argsort(lengths, kind="stable")
     for first in bar(range(0, len(order), batch_size), f"encode captions with {encoder.name}", "batch"):
-        rows = order[first : first + batch_size]
-        hidden = _hidden(encoder, [cut["input_ids"][row] for row in rows], layers)
-        for row, state in zip(rows, hidden, strict=True):
-            states[starts[row] : starts[row + 1]] = state[: lengths[row]]
+        some = order[first : first + batch_size]
+        hidden = _hidden(encoder, [cut["input_ids"][row] for row in some], layers, longest if padded else 0)
+        for row, state in zip(some, hidden, strict=True):
+            states[starts[row] : starts[row + 1]] = state[: rows[row]]
     if not np.isfinite(states).all():
         raise problem(encoder.name, "states too large for half precision", "finite numbers")
     states.flush()
     words = [[-1 if word is None else word for word in cut.word_ids(row)] for row in range(len(captions))]
     np.save(folder / "starts.npy", starts)
-    np.save(folder / "special.npy", np.concatenate(cut["special_tokens_mask"]).astype(bool))
-    np.save(folder / "spans.npy", np.concatenate(cut["offset_mapping"]).astype(np.int32))
-    np.save(folder / "words.npy", np.concatenate(words).astype(np.int32))
+    if padded:
+        np.save(folder / "lengths.npy", lengths)
+    np.save(folder / "special.npy", _flat(cut["special_tokens_mask"], starts, False).astype(bool))
+    np.save(folder / "spans.npy", _flat(cut["offset_mapping"], starts, (0, 0)).astype(np.int32))
+    np.save(folder / "words.npy", _flat(words, starts, -1).astype(np.int32))
+
+
+def _flat(values: list[list[Any]], starts: np.ndarray, nothing: Any) -> np.ndarray:
+    """Values of all tokens in one array, ``nothing`` under the padding."""
+    flat = np.full((int(starts[-1]), *np.shape(nothing)), nothing)
+    for start, part in zip(starts, values, strict=False):
+        flat[start : start + len(part)] = part
+    return flat
 
 
 @torch.inference_mode()
-def _hidden(encoder: TextEncoder, ids: list[list[int]], layers: tuple[int, ...]) -> np.ndarray:
-    """(c, w, len(layers) * d) float16 states of a padded batch."""
+def _hidden(encoder: TextEncoder, ids: list[list[int]], layers: tuple[int, ...], least: int = 0) -> np.ndarray:
+    """(c, w, len(layers) * d) float16 states of a batch padded to its longest caption, or to ``least`` tokens."""
     lengths = torch.tensor([len(row) for row in ids])
-    padded = torch.full((len(ids), int(lengths.max())), encoder.tokenizer.pad_token_id)
+    padded = torch.full((len(ids), max(int(lengths.max()), least)), encoder.tokenizer.pad_token_id)
     for row, tokens in enumerate(ids):
         padded[row, : len(tokens)] = torch.tensor(tokens)
     mask = torch.arange(padded.shape[1])[None, :] < lengths[:, None]

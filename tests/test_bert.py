@@ -77,6 +77,25 @@ def test_padding_does_not_change_a_caption(encoder):
     assert torch.allclose(together, alone, atol=5e-3)
 
 
+def test_states_under_the_padding_can_be_kept(encoder):
+    plain = bert_captions(split_of(CAPTIONS), encoder, max_tokens=32)
+    kept = bert_captions(split_of(CAPTIONS), encoder, max_tokens=32, padded=True)
+    assert kept.fingerprint != plain.fingerprint and kept.lengths.tolist() == plain.lengths.tolist()
+    rows = np.array([1, 2])
+    full, short = kept.batch(rows, spans=True), plain.batch(rows, spans=True)
+    assert full.features.shape[1] == 32 and full.mask.sum(dim=1).tolist() == kept.lengths[rows].tolist()
+    width = short.features.shape[1]
+    real = short.mask[..., None]
+    assert torch.allclose(full.features[:, :width] * real, short.features, atol=5e-3)
+    assert torch.equal(full.special[:, :width], short.special) and not full.special[:, width:].any()
+    assert torch.equal(full.spans[:, :width], short.spans) and not full.spans[:, width:].any()
+    ids = encoder.tokenizer(CAPTIONS[1], padding="max_length", max_length=32, return_tensors="pt")
+    with torch.no_grad():
+        expected = encoder.model(**ids).last_hidden_state[0]
+    assert torch.allclose(full.features[0], expected, atol=5e-3)  # padding included, and it is not zero
+    assert full.features[0, int(full.lengths[0]) :].abs().amax(dim=1).min() > 0.1
+
+
 def test_pieces_of_a_word_know_their_word(encoder):
     texts = bert_captions(split_of(["a violet"]), encoder)
     words = texts.words.tolist()
