@@ -18,6 +18,7 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from itm_utils.batches import PairDataset, WordCaptions
+from itm_utils.bert import BertCaptions, bert_captions, load_text_encoder
 from itm_utils.errors import problem
 from itm_utils.files import atomic
 from itm_utils.matcher import Matcher, Scores
@@ -173,6 +174,24 @@ class Chapter:
         if given["run_dir"]:
             write_scores(self.folder / "scores.safetensors", scores)
         return found
+
+
+def token_states(parameters: Mapping[str, Any]) -> Callable[[PrecompSplit], BertCaptions]:
+    """How a chapter that reads a frozen text encoder opens its captions: ``run.open(token_states(run.parameters))``.
+
+    Reads ``text_encoder``, ``text_layers`` (``"0,-1"``: these hidden layers side by side), ``token_dim`` (the width
+    that must come out) and, where the chapter has them, ``max_tokens`` and ``public_padding``.
+    """
+    try:
+        layers = tuple(int(number) for number in parameters["text_layers"].split(","))
+    except ValueError:
+        raise problem("text_layers", repr(parameters["text_layers"]), "whole numbers such as 0,-1") from None
+    encoder = load_text_encoder(parameters["text_encoder"])
+    if (width := len(layers) * encoder.width) != parameters["token_dim"]:
+        found, hint = f"{len(layers)} layer(s) of {encoder.width} numbers", f"Set token_dim to {width}."
+        raise problem(encoder.name, found, f"token_dim = {parameters['token_dim']}", hint)
+    kept = {"max_tokens": parameters.get("max_tokens"), "padded": parameters.get("public_padding", False)}
+    return lambda split: bert_captions(split, encoder, layers, **kept)
 
 
 def dataset_folder(dataset: str) -> Path:
