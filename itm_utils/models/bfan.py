@@ -58,7 +58,7 @@ def refocus(weights: Tensor, focal: str, ties: str = "keep") -> Tensor:
     return rest * rest.sum(dim=1, keepdim=True).reciprocal()
 
 
-# cell focal-score
+# cell focal-look
 def focal_look(
     affinity: Tensor,
     shapes: list[tuple[int, int]],
@@ -69,21 +69,6 @@ def focal_look(
     """Focal weights (m, k, x): look as SCAN does, then drop and share."""
     weights = attend(affinity, shapes, "clipped_l2norm", temperature)
     return refocus(weights, focal, ties)
-
-
-def focal_score(
-    affinity: Tensor,
-    gram: Tensor,
-    query_length: Tensor,
-    shapes: list[tuple[int, int]],
-    temperature: float,
-    focal: str,
-    ties: str,
-) -> Tensor:
-    """Affinities (m, k, x) to scores (m, n): look, refocus, compare, average."""
-    weights = focal_look(affinity, shapes, temperature, focal, ties)
-    relevance = cosine_from_gram(affinity, weights, gram, query_length)
-    return torch.cat([part.mean(dim=1) for part in by_item(relevance, shapes)], dim=-1)
 
 
 # cell score-by-loop
@@ -103,6 +88,22 @@ def score_by_loop(
             column = column + relevance.mean(dim=1)
         columns.append(column)
     return torch.stack(columns, dim=1)
+
+
+# cell focal-score
+def focal_score(
+    affinity: Tensor,
+    gram: Tensor,
+    query_length: Tensor,
+    shapes: list[tuple[int, int]],
+    temperature: float,
+    focal: str,
+    ties: str,
+) -> Tensor:
+    """Affinities (m, k, x) to scores (m, n): look, refocus, compare, average."""
+    weights = focal_look(affinity, shapes, temperature, focal, ties)
+    relevance = cosine_from_gram(affinity, weights, gram, query_length)
+    return torch.cat([part.mean(dim=1) for part in by_item(relevance, shapes)], dim=-1)
 
 
 # cell public-options

@@ -1,0 +1,106 @@
+"""BFAN's scores against one caption at a time: time and memory, both focal types, one thread.
+
+1,000 images x 5,000 captions, 36 regions, width 1,024; sizes, allocator and clock are those of scan_scoring.py. The
+loop builds every attended vector of both directions. It drops keys by the same two sums as the kernel, so it is faster
+than one that compares every pair of keys.
+
+    python benchmarks/bfan_scoring.py        (about ten minutes; writes benchmarks/results/bfan_scoring.json)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from pathlib import Path
+
+from scan_scoring import ALLOCATOR, REGIONS, WIDTH, peak_beyond, random_side, sentence_lengths, timed
+
+if __name__ == "__main__" and any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from itm_utils.files import write_json
+from itm_utils.matcher import Images, Texts
+from itm_utils.models.bfan import BFAN, score_by_loop
+from itm_utils.scoring import score_all
+
+OUT = Path(__file__).parent / "results" / "bfan_scoring.json"
+TEMPERATURE = 20.0
+FOCALS = ("equal", "prob")
+
+
+def matcher(focal: str) -> BFAN:
+    return BFAN(vocabulary_size=4, image_dim=4, width=WIDTH, word_dim=4, focal=focal, temperature=TEMPERATURE).eval()
+
+
+@torch.inference_mode()
+def time_one(focal: str, images: Images, texts: Texts, part: Texts, rounds: int) -> dict[str, float | int | None]:
+    """Loop on some captions (scaled by words to all) and kernel on all, in turns; the best round of each counts."""
+    scale = float(texts.mask.sum() / part.mask.sum())
+    seconds: dict[str, list[float]] = {"loop": [], "kernel": []}
+    by_loop: list[Tensor] = []
+    peak = None
+    for _ in range(rounds):
+        seconds["loop"].append(scale * timed(lambda: by_loop.append(score_by_loop(images, part, TEMPERATURE, focal))))
+        peak = peak_beyond(
+            lambda: seconds["kernel"].append(timed(lambda: score_all(matcher(focal), images, texts, progress=False)))
+        )
+        print(focal, {name: round(values[-1], 1) for name, values in seconds.items()}, f"peak {peak}", flush=True)
+    ours = score_all(matcher(focal), images, part, progress=False).i2t
+    best = {name: min(values) for name, values in seconds.items()}
+    return {
+        "loop_seconds": best["loop"],
+        "kernel_seconds": best["kernel"],
+        "times_faster": best["loop"] / best["kernel"],
+        "peak_bytes_beyond_inputs": peak,
+        "largest_difference": float((by_loop[0] - ours).abs().max()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--captions", type=int, default=5000)
+    parser.add_argument("--loop-captions", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rng = torch.Generator().manual_seed(0)
+    lengths = sentence_lengths(args.captions, seed=0)
+    images = random_side(Images, np.full(args.images, REGIONS), rng)
+    texts = random_side(Texts, lengths, rng)
+    part = texts[torch.arange(0, len(texts), len(texts) // args.loop_captions)[: args.loop_captions]]
+    result = {
+        "what": {
+            "images": args.images,
+            "captions": args.captions,
+            "regions": REGIONS,
+            "width": WIDTH,
+            "words_mean": round(float(lengths.mean()), 2),
+            "words_max": int(lengths.max()),
+            "loop_captions": args.loop_captions,
+            "rounds": args.rounds,
+            "threads": 1,
+            "allocator": ALLOCATOR,
+            "seconds": "processor time of one thread; loop and kernel take turns, best of rounds; the loop is scaled",
+        },
+        **{focal: time_one(focal, images, texts, part, args.rounds) for focal in FOCALS},
+        "machine": {
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "system": platform.system(),
+        },
+    }
+    write_json(args.out, result)
+    print(args.out.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
