@@ -3,7 +3,7 @@
 Two questions, two intervals. *Would another training run say the same?* Train with several seeds and look at how far
 the runs lie apart (:func:`seed_interval`, :func:`paired_seeds`). *Would another test set say the same?* Draw test
 pictures again and again from those there are (:func:`paired_bootstrap`). A paper's table gives neither; then only
-bounds are left (:func:`binomial_halfwidth`, :func:`paired_halfwidth`).
+bounds are left (:func:`binomial_halfwidth`, :func:`largest_disagreement`).
 """
 
 from __future__ import annotations
@@ -30,20 +30,11 @@ class Interval(NamedTuple):
     def halfwidth(self) -> float:
         return (self.high - self.low) / 2
 
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
-
 
 def paired_bootstrap(
-    ranks_a: Ranks,
-    ranks_b: Ranks,
-    owner: np.ndarray,
-    metric: str = "rsum",
-    level: float = 0.95,
-    samples: int = 2000,
+    ranks_a: Ranks, ranks_b: Ranks, owner: np.ndarray, metric: str = "rsum", level: float = 0.95, samples: int = 2000,
     seed: int = 0,
-) -> Interval:
+) -> Interval:  # fmt: skip
     """How much better run a is than run b on the same queries: difference, low, high.
 
     owner: (c,) image of each caption, the same for both. Every sample draws images with their captions, once for
@@ -96,15 +87,13 @@ def binomial_halfwidth(recall: float, queries: int, level: float = 0.95) -> floa
     return 100 * z / (1 + z**2 / queries) * math.sqrt(share * (1 - share) / queries + z**2 / (4 * queries**2))
 
 
-def paired_halfwidth(a: float, b: float, queries: int, level: float = 0.95) -> tuple[float, float]:
-    """Narrowest and widest half-width of the interval of a - b (recalls in percent) that the same queries allow.
+def largest_disagreement(gap: float, queries: int, level: float = 0.95) -> float:
+    """On how many of the queries (percent) two models may disagree before the interval of their gap reaches zero.
 
-    It depends on how many queries only one of the two gets right, which a table does not say: at least |a - b| of
-    them, at most all that both totals leave room for.
+    gap: difference of their recalls in points. To disagree is that exactly one of the two is right. The variance of
+    the gap is that share less the gap squared, over the number of queries.
     """
-    p, q, z = _share(a), _share(b), _normal(level)
-    disagree = (abs(p - q), min(p + q, 2 - p - q))
-    return tuple(100 * z * math.sqrt(max(0.0, d - (p - q) ** 2) / queries) for d in disagree)
+    return 100 * _share(abs(gap)) ** 2 * (1 + queries / _normal(level) ** 2)
 
 
 def student_t(level: float, freedom: int) -> float:

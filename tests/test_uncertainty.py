@@ -9,8 +9,8 @@ from itm_utils.errors import ItmError
 from itm_utils.metrics import Ranks, five_captions_each, summarise
 from itm_utils.uncertainty import (
     binomial_halfwidth,
+    largest_disagreement,
     paired_bootstrap,
-    paired_halfwidth,
     paired_seeds,
     seed_interval,
     student_t,
@@ -78,21 +78,27 @@ def test_paired_seeds_uses_the_pairs() -> None:
     spread = np.array([0.0, 40.0, -30.0])
     found = paired_seeds(spread + np.array([1.0, 1.1, 0.9]), spread)
     assert found == pytest.approx(seed_interval([1.0, 1.1, 0.9]))
-    assert found.excludes_zero
-    assert not paired_seeds(spread + 1, [0.0, 0.0, 0.0]).excludes_zero
+    assert found.low > 0 > paired_seeds(spread + 1, [0.0, 0.0, 0.0]).low
 
 
-def test_bounds_from_a_table_hold_for_every_pairing() -> None:
-    rng = np.random.default_rng(4)
-    hits = rng.random((2, 1000)) < [[0.75], [0.7]]
-    pairings = [(hits[0], rng.permutation(hits[1])) for _ in range(20)] + [(np.sort(hits[0]), np.sort(hits[1]))]
-    narrow, wide = paired_halfwidth(100 * hits[0].mean(), 100 * hits[1].mean(), 1000)
-    for a, b in pairings:
-        half = 1.959964 * 100 * np.std(a.astype(int) - b) / np.sqrt(1000)
-        assert narrow - 1e-6 <= half <= wide + 1e-6
-    assert half == pytest.approx(narrow)  # sorted: one model gets right whatever the other does
+def test_a_gap_stands_out_exactly_up_to_the_largest_disagreement() -> None:
+    queries, gap = 1000, 20  # 20 more hits: 2 points
+    limit = largest_disagreement(100 * gap / queries, queries)
+    for only_one in range(gap, 400, 2):  # queries that exactly one model gets right
+        difference = np.zeros(queries)
+        difference[: (only_one + gap) // 2] = 1
+        difference[(only_one + gap) // 2 : only_one] = -1
+        half = 1.959964 * difference.std() / np.sqrt(queries)
+        assert (difference.mean() > half) == (100 * only_one / queries < limit), only_one
+    assert 100 * gap / queries < limit < 40  # both answers occurred
+
+
+def test_the_interval_of_a_printed_recall() -> None:
     assert binomial_halfwidth(50, 1000) == pytest.approx(1.959964 * 50 / np.sqrt(1000), rel=0.01)
     assert binomial_halfwidth(100, 1000) > 0  # a perfect score on a sample is not certainty
+    rng = np.random.default_rng(2)
+    hits = 100 * rng.binomial(1000, 0.75, size=4000) / 1000
+    assert np.mean(np.abs(hits - 75) <= binomial_halfwidth(75, 1000)) == pytest.approx(0.95, abs=0.015)
 
 
 @pytest.mark.parametrize(
