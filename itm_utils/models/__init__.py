@@ -5,4 +5,8 @@
 * ``keeping_score`` from ``notebooks/00_keeping_score.ipynb``
 * ``vsepp`` from ``notebooks/01_vsepp.ipynb``
 * ``scan`` from ``notebooks/02_scan.ipynb``
+* ``bfan`` from ``notebooks/03_bfan.ipynb``
+* ``pfan`` from ``notebooks/04_pfan.ipynb``
+* ``vsrn`` from ``notebooks/05_vsrn.ipynb``
+* ``saem`` from ``notebooks/06_saem.ipynb``
 """
