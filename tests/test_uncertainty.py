@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import yaml
 
+from itm_book.uncertainty_page import our_runs, published_gaps, uncertainty_fragment
 from itm_utils.errors import ItmError
-from itm_utils.metrics import Ranks, five_captions_each, summarise
+from itm_utils.metrics import Ranks, bootstrap_intervals, five_captions_each, summarise
+from itm_utils.receipts import Evidence, make_receipt, write_receipt
 from itm_utils.uncertainty import (
     binomial_halfwidth,
     largest_disagreement,
@@ -118,3 +125,55 @@ def test_the_interval_of_a_printed_recall() -> None:
 def test_bad_input_gets_one_clear_line(call, message: str) -> None:
     with pytest.raises(ItmError, match=message):
         call()
+
+
+# ---- the page
+
+ROOT = Path(__file__).parents[1]
+RESULTS = yaml.load((ROOT / "book/data/results.yaml").read_bytes(), Loader=yaml.CSafeLoader)["papers"]
+
+
+def test_the_page_compares_methods_with_their_closest_competitors() -> None:
+    gaps = list(published_gaps(RESULTS))
+    chosen = {(gap.paper, gap.data, gap.method): gap for gap in gaps}
+    assert len(chosen) == len(gaps)
+    best = chosen["DCPA", "F30K", "DCPA Full-Model BERT"]
+    assert (best.rival, best.pictures) == ("WCGL", 1000)  # GSMN and SAN are better, but use external knowledge
+    assert chosen["CCR/CCS", "F30K", "SGRAF CCR+CCS"].rival == "SGRAF"
+    assert chosen["CCR/CCS", "COCO 1K", "PFAN CCR+CCS"].pictures == 1000  # marked as one split of 1,000
+    assert chosen["AOQ", "COCO 5K", "VSRN + AdapOffQuin (Eq. 5)"].pictures == 5000
+    assert {gap.paper for gap in gaps} == {"MMCA", "DCPA", "AOQ", "CCR/CCS"}
+
+
+def test_the_page_is_computed_from_the_tables() -> None:
+    text = uncertainty_fragment(SimpleNamespace(results=RESULTS, receipts={}))
+    gaps = list(published_gaps(RESULTS))
+    inside = sum(
+        abs(g.ours["i2t_r1"] - g.theirs["i2t_r1"]) <= binomial_halfwidth(g.ours["i2t_r1"], g.pictures) for g in gaps
+    )
+    assert f"**image to text R@1**: {inside} of {len(gaps)} gaps" in text
+    assert 0 < inside < len(gaps)
+    assert text.count("<circle") == len(gaps)
+    assert text.count('fill="none"') == inside
+    assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{40,}"', text)
+    assert "No arm has receipts" in text
+
+
+def test_the_page_shows_both_intervals_of_our_runs(tmp_path: Path) -> None:
+    receipts: dict = {}
+    for arm, easy in (("good", 1.5), ("poor", 1.0)):
+        for seed in (5, 6, 7):
+            ranks = some_ranks(seed, easy)
+            receipt = make_receipt(
+                chapter="03_bfan", arm=arm, seed=seed, dataset={"name": "scenes", "split": "test", "fingerprint": "0" * 64},
+                parameters={}, metrics=summarise(ranks, "").as_dict(), intervals=bootstrap_intervals(ranks, OWNER),
+                protocol=f"all {IMAGES}", seconds=1.0, device="cpu", evidence=Evidence.of([ranks], OWNER),
+            )  # fmt: skip
+            path = write_receipt(receipt, tmp_path, Evidence.of([ranks], OWNER))
+            receipts.setdefault(("03_bfan", arm, "scenes"), {})[seed] = (path, receipt)
+    text = "\n".join(our_runs(SimpleNamespace(receipts=receipts)))
+    good, poor = ([summarise(some_ranks(seed, easy), "").rsum for seed in (5, 6, 7)] for easy in (1.5, 1.0))
+    assert f"| 03_bfan | good | scenes | 3 | {np.mean(good):.1f} | ± {seed_interval(good).halfwidth:.1f} |" in text
+    drawn = paired_bootstrap(some_ranks(5, 1.5), some_ranks(5), OWNER)
+    assert f"{drawn.value:+.1f} \\[{drawn.low:+.1f}, {drawn.high:+.1f}\\]" in text
+    assert f"{paired_seeds(good, poor).value:+.1f}" in text

@@ -1,0 +1,246 @@
+"""The computed part of the page on intervals: printed gaps beside their intervals, and our runs beside theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from itm_utils.ledger import Ledger
+from itm_utils.metrics import Ranks
+from itm_utils.receipts import read_evidence
+from itm_utils.rules import RECALLS, row_name
+from itm_utils.uncertainty import (
+    binomial_halfwidth,
+    largest_disagreement,
+    paired_bootstrap,
+    paired_seeds,
+    seed_interval,
+)
+
+PAPERS = {"MMCA": "MMCA", "DCPA": "DCPA", "AOQ": "AOQ", "CCR_CCS": "CCR/CCS"}
+SIDES = {"i2t_r1": "image to text R@1", "t2i_r1": "text to image R@1"}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A paper's method and what it is compared with, both from the same table."""
+
+    paper: str
+    data: str
+    pictures: int
+    method: str
+    rival: str
+    ours: Mapping[str, Any]
+    theirs: Mapping[str, Any]
+
+    def points(self, metric: str) -> float:
+        return self.ours[metric] - self.theirs[metric]
+
+    def halfwidth(self, metric: str) -> float:
+        """Of the method's own printed number; for captions this counts pictures, which can only make it wider."""
+        return binomial_halfwidth(self.ours[metric], self.pictures)
+
+    def inside(self, metric: str) -> bool:
+        return abs(self.points(metric)) <= self.halfwidth(metric)
+
+    def allowed(self, metric: str) -> str:
+        """On how many queries the two models may disagree if the gap is to stand out of its paired interval.
+
+        Two recalls of p and q percent disagree on at least |p - q| of the queries, and at most on what both leave.
+        """
+        one, other = self.ours[metric], self.theirs[metric]
+        limit = largest_disagreement(one - other, self.pictures)
+        if limit >= min(one + other, 200 - one - other):
+            return "any"
+        return f"< {limit:.1f} %" if limit > abs(one - other) else "none"
+
+    @property
+    def rsum_bound(self) -> float:
+        """The interval of a sum is at most the sum of the six intervals, reached if all six rise and fall together."""
+        return sum(self.halfwidth(metric) for metric in RECALLS)
+
+
+def uncertainty_fragment(root: Path | Ledger) -> str:
+    """The generated part of the page, as MyST text."""
+    ledger = Ledger(root) if isinstance(root, Path) else root
+    return "\n".join([*widths(), *published(ledger), *our_runs(ledger)])
+
+
+# ---------------------------------------------------------------------------------------------- from tables alone
+
+
+def widths() -> Iterator[str]:
+    """Half-widths of a recall by its size and the number of pictures."""
+    recalls = (50, 75, 90, 95)
+    yield "## How wide is it?\n"
+    yield "A recall on so many pictures, taken alone, may move by this many points either way (95 %):\n"
+    rows = [[f"{n:,} pictures", *(f"± {binomial_halfwidth(r, n):.1f}" for r in recalls)] for n in (500, 1000, 5000)]
+    yield from table(["test set", *(f"recall {r} %" for r in recalls)], rows)
+
+
+def published_gaps(results: Mapping[str, Any]) -> Iterator[Gap]:
+    """Method against closest competitor in every comparison table of the papers.
+
+    Where a paper adds something to hosts, each host is its own competitor; else it is the row with the highest sum of
+    recalls among those that the paper does not set apart for using external knowledge.
+    """
+    for paper in PAPERS:
+        for body in results[paper]["tables"].values():
+            for block in body["blocks"] if body["kind"] == "retrieval" else ():
+                for ours, theirs in pairs(block["rows"]):
+                    single = block["dataset"] == "Flickr30K" or ours.get("single_1k_split")
+                    data = (
+                        "F30K"
+                        if block["dataset"] == "Flickr30K"
+                        else f"COCO {'5K' if '5K' in block['protocol'] else '1K'}"
+                    )
+                    yield Gap(
+                        PAPERS[paper], data, 1000 if single else 5000, row_name(ours), row_name(theirs), ours, theirs
+                    )
+
+
+def pairs(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(method, competitor) rows of one table."""
+    complete = [row for row in rows if all(row.get(metric) is not None for metric in RECALLS)]
+    final = [row for row in complete if row.get("ours") or row.get("constraints") == "CCR+CCS"]
+    hosts = {
+        row["method"]: row
+        for row in complete
+        if row.get("training") == "online triplet" or row.get("constraints") == "none"
+    }
+    if hosts:
+        yield from ((row, hosts[row["method"]]) for row in final)
+        return
+    others = [row for row in complete if not row.get("ours") and not row.get("external_knowledge")]
+    yield max(final, key=total), max(others, key=total)
+
+
+def total(row: Mapping[str, Any]) -> float:
+    return sum(row[metric] for metric in RECALLS)
+
+
+def published(ledger: Ledger) -> Iterator[str]:
+    """Which printed gaps lie inside the interval of a single number."""
+    gaps = list(published_gaps(ledger.results))
+    yield "## Which published gaps lie inside?\n"
+    for metric, name in SIDES.items():
+        inside = sum(gap.inside(metric) for gap in gaps)
+        yield f"- **{name}**: {inside} of {len(gaps)} gaps are smaller than the interval of the number they belong to."
+    inside = sum(abs(total(gap.ours) - total(gap.theirs)) <= gap.rsum_bound for gap in gaps)
+    yield f"- **rsum**: {inside} of {len(gaps)} are smaller than the widest interval that six recalls allow.\n"
+    yield from drawing(gaps)
+    for paper in dict.fromkeys(gap.paper for gap in gaps):
+        yield f"### {paper}\n"
+        heads = ["data", "method", "against"]
+        for short in ("i2t R@1", "t2i R@1"):
+            heads += [f"{short} gap", "±", "may differ on"]
+        rows = [[gap.data, gap.method, gap.rival, *(cell for m in SIDES for cell in cells(gap, m)),
+                 signed(total(gap.ours) - total(gap.theirs)), f"{gap.rsum_bound:.1f}"]
+                for gap in gaps if gap.paper == paper]  # fmt: skip
+        yield from table([*heads, "rsum gap", "± at most"], rows)
+
+
+def cells(gap: Gap, metric: str) -> tuple[str, str, str]:
+    """The gap (bold if it lies outside), the interval of the number, and how often the two models may disagree."""
+    shown = signed(gap.points(metric))
+    return shown if gap.inside(metric) else f"**{shown}**", f"{gap.halfwidth(metric):.1f}", gap.allowed(metric)
+
+
+def signed(number: float) -> str:
+    return f"{number:+.1f}".replace("-", "−")
+
+
+def drawing(gaps: list[Gap]) -> Iterator[str]:
+    """Every image-to-text gap as a dot over the interval of its number, as an inline picture that fits both themes."""
+    metric, left, step, width = "i2t_r1", 215, 17, 640
+    longest = max(max(abs(gap.points(metric)), gap.halfwidth(metric)) for gap in gaps)
+    scale = (width - left - 20) / (longest + 0.5)
+    outside = sum(not gap.inside(metric) for gap in gaps)
+    alt = (f"{len(gaps)} published gaps in image-to-text R@1, each a dot over a bar as long as the interval of its number; "
+           f"{outside} dots lie beyond their bar, the others on it.")  # fmt: skip
+    yield "````{raw} html\n<figure>"
+    yield f'<svg viewBox="0 0 {width} {step * len(gaps) + 42}" role="img" aria-label="{escape(alt)}" font-size="11">'
+    for place, gap in enumerate(sorted(gaps, key=lambda gap: gap.points(metric) / gap.halfwidth(metric))):
+        y, x = step * place + 12, left + scale * abs(gap.points(metric))
+        name = escape(f"{gap.paper}, {gap.data}: {gap.ours['method']}")
+        yield f'<text x="{left - 8}" y="{y + 4}" text-anchor="end" fill="currentColor">{name}</text>'
+        bar = scale * gap.halfwidth(metric)
+        yield f'<rect x="{left}" y="{y - 5}" width="{bar:.1f}" height="10" fill="currentColor" opacity="0.18"/>'
+        fill = "none" if gap.inside(metric) else "currentColor"
+        yield f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{fill}" stroke="currentColor" stroke-width="1.5"/>'
+    base = step * len(gaps) + 16
+    for points in range(int(longest + 0.5) + 1):
+        x = left + scale * points
+        yield f'<line x1="{x:.1f}" y1="4" x2="{x:.1f}" y2="{base - 6}" stroke="currentColor" opacity="0.15"/>'
+        yield f'<text x="{x:.1f}" y="{base + 6}" text-anchor="middle" fill="currentColor">{points}</text>'
+    yield f'<text x="{width - 20}" y="{base + 22}" text-anchor="end" fill="currentColor">gap in points</text>'
+    yield "</svg>\n<figcaption>Dots: how far apart method and competitor are in image-to-text R@1. Bars: how far the method's "
+    yield "number alone may move with other test pictures. Filled dots lie beyond their bar.</figcaption>\n</figure>\n````\n"
+
+
+# ---------------------------------------------------------------------------------------------- from receipts
+
+
+def our_runs(ledger: Ledger) -> Iterator[str]:
+    """Both intervals of every arm with several seeds, and of the two best arms of each chapter."""
+    yield "## Both intervals, where we have the ranks\n"
+    arms = {key: runs for key, runs in ledger.receipts.items() if len(runs) > 1 and key[2] != "coco"}
+    if not arms:
+        yield "No arm has receipts of two seeds or more yet. When there are some, this section fills by itself.\n"
+        return
+    yield (
+        "Half-widths of the 95 % interval of rsum. *Over seeds*: of the mean over training runs. *Over pictures*: of one "
+        "run, over test pictures drawn again, the mean over its seeds.\n"
+    )
+    rows = []
+    for (chapter, arm, dataset), runs in sorted(arms.items()):
+        found = [receipt["metrics"]["rsum"] for _, receipt in runs.values()]
+        seeds = seed_interval([metric["value"] for metric in found])
+        drawn = np.mean([(metric["high"] - metric["low"]) / 2 for metric in found if "low" in metric])
+        rows.append(
+            [chapter, arm, dataset, len(runs), f"{seeds.value:.1f}", f"± {seeds.halfwidth:.1f}", f"± {drawn:.1f}"]
+        )
+    yield from table(["chapter", "arm", "data", "seeds", "rsum", "over seeds", "over pictures"], rows)
+    yield from differences(arms)
+
+
+def differences(arms: Mapping[tuple[str, str, str], Mapping[int, tuple[Path, dict]]]) -> Iterator[str]:
+    """The two best arms of each chapter: what each interval says of their difference, and how often they disagree."""
+    rows = []
+    for chapter, dataset in sorted({(chapter, dataset) for chapter, _, dataset in arms}):
+        of = {arm: runs for (c, arm, d), runs in arms.items() if (c, d) == (chapter, dataset)}
+        ranked = sorted(of, key=lambda arm: -np.mean([r["metrics"]["rsum"]["value"] for _, r in of[arm].values()]))
+        for first, second in list(combinations(ranked, 2))[:1]:
+            shared = sorted(of[first].keys() & of[second].keys())
+            if len(shared) < 2:
+                continue
+            values = [[of[arm][seed][1]["metrics"]["rsum"]["value"] for seed in shared] for arm in (first, second)]
+            one, other = (read_evidence(of[arm][shared[0]][0]) for arm in (first, second))
+            drawn = paired_bootstrap(Ranks(one.i2t, one.t2i), Ranks(other.i2t, other.t2i), one.owner)
+            disagree = 100 * np.mean((one.i2t < 1) != (other.i2t < 1))
+            seeds = paired_seeds(*values)
+            rows.append([chapter, dataset, first, second, interval(seeds), interval(drawn), f"{disagree:.0f} %"])
+    if rows:
+        yield "The two best arms of each chapter, first minus second in rsum. Pictures: the models of the first shared seed.\n"
+        heads = ["chapter", "data", "first", "second", "over seeds", "over pictures", "disagree on (i2t R@1)"]
+        yield from table(heads, rows)
+
+
+def interval(found: tuple[float, float, float]) -> str:
+    value, low, high = map(signed, found)
+    return f"{value} \\[{low}, {high}\\]"
+
+
+def table(heads: list[str], rows: list[list[Any]]) -> Iterator[str]:
+    """A Markdown table."""
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        yield f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |"
+    yield ""
