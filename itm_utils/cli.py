@@ -73,6 +73,78 @@ def parity(
     raise typer.Exit(bool(beyond))
 
 
+@app.command(name="run")
+def run_recipes(
+    recipes: Annotated[list[str] | None, typer.Argument(help="Recipes, by name or file.")] = None,
+    parameter: Annotated[list[str] | None, typer.Option("-p", help="name=value, over the recipe's.")] = None,
+    table: Annotated[str, typer.Option(help="All rows of a table and their ensembles, e.g. scan/table_1.")] = "",
+    seeds: Annotated[str, typer.Option(help="e.g. 0-4; otherwise the recipe's.")] = "",
+    search: Annotated[list[str] | None, typer.Option(help="name=a,b,c: each value alone, judged on dev.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only the plan: arithmetic, memory, hours.")] = False,
+    gpu: Annotated[str, typer.Option(help="The GPU that a plan is for.")] = "RTX 3090",
+    show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
+    jobs: Annotated[int, typer.Option(help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
+    results: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("results"),
+) -> None:
+    """Run recipes with papermill to a receipt each. Called again after an interruption, it goes on."""
+    from itm_book import plan as planner
+    from itm_book import run as runner
+
+    root = project_root()
+    planned = planner.plan(root, recipes or [], table, seeds, parameter or [], search or [])
+    if show or dry_run:
+        for line in (runner.shown(job) for job in planned) if show else planner.described(planned, gpu, root / results):
+            typer.echo(line)
+        return
+    at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
+    failed = runner.run_jobs(planned, root / results, at_a_time)
+    if not failed and not search:
+        runner.run_ensembles(planned, root / results)
+    raise typer.Exit(bool(failed))
+
+
+@app.command()
+def ensemble(
+    arm: Annotated[str, typer.Argument(help="Name of the ensemble.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    results: Annotated[Path, typer.Option(help="Where the receipt goes.")] = Path("results"),
+) -> None:
+    """Average the scores of finished runs and write the receipt of the mean."""
+    from itm_book.run import ensemble_of
+
+    ensemble_of(folders, arm, project_root() / results)
+
+
+@app.command()
+def ledger(
+    as_json: Annotated[bool, typer.Option("--json", help="Everything behind each verdict, as JSON.")] = False,
+    foundations: Annotated[bool, typer.Option("--foundations", help="The claims of part I instead.")] = False,
+    check: Annotated[list[Path] | None, typer.Option("--check", help="Receipts to check; may be repeated.")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="More receipts for --check.")] = None,
+) -> None:
+    """Print every claim with its verdict, or check receipts before they join the others."""
+    import json
+    from collections import Counter
+
+    from itm_utils.ledger import Ledger
+
+    if check or files:
+        from itm_book.ledger_check import check_receipts
+
+        for line in check_receipts(project_root(), [*(check or []), *(files or [])]):
+            typer.echo(line)
+        return
+    book = Ledger(project_root())
+    claims = book.foundations if foundations else book.claims
+    if as_json:
+        typer.echo(json.dumps([book.entry(claim) for claim in claims], indent=1, ensure_ascii=False))
+        return
+    for line in book.lines(claims):
+        typer.echo(line)
+    count = Counter(book.verdict(claim).verdict for claim in claims)
+    typer.echo(f"{len(claims)} claims: " + ", ".join(f"{number} {word}" for word, number in count.most_common()))
+
+
 @app.command(name="eval")
 def evaluate(
     public: Annotated[Path, typer.Option(help="A published checkpoint (*.pth.tar).")],

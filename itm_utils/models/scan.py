@@ -24,7 +24,8 @@ from itm_utils.matcher import (
     TextBatch,
     Texts,
 )
-from itm_utils.models.vsepp import load_public
+from itm_utils.models.keeping_score import masked_mean
+from itm_utils.models.vsepp import OneVectorEach, load_public
 from itm_utils.parity import batches
 
 
@@ -471,3 +472,28 @@ def public_values(model: SCAN, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
         values["mid.pair_context"] = attended
         values["mid.pair_rowsim"] = nn.functional.cosine_similarity(queries, attended)
     return {name: value for name, value in values.items() if name in arrays}
+
+
+# cell build
+class NobodyLooks(OneVectorEach, RegionsAndWords):
+    """The control: the encoders of SCAN, then one mean vector each. Nothing attends."""
+
+    def encode_images(self, batch: ImageBatch) -> Images:
+        encoded = super().encode_images(batch)
+        return Images(pooled=unit(masked_mean(encoded.local, encoded.mask)))
+
+    def encode_texts(self, batch: TextBatch) -> Texts:
+        encoded = super().encode_texts(batch)
+        return Texts(pooled=unit(masked_mean(encoded.local, encoded.mask)))
+
+
+LOOK = ("direction", "first_norm", "pooling", "temperature", "lse")
+
+
+def build(parameters: Mapping, vocabulary_size: int, image_dim: int) -> Matcher:
+    """The model that this chapter's parameters describe."""
+    sizes = {name: parameters[name] for name in ("width", "word_dim")}
+    if parameters["direction"] == "none":
+        return NobodyLooks(vocabulary_size, image_dim, **sizes)
+    look = {name: parameters[name] for name in LOOK}
+    return SCAN(vocabulary_size, image_dim, **sizes, **look)

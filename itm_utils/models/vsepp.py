@@ -18,7 +18,7 @@ from itm_utils.matcher import (
     TextBatch,
     Texts,
 )
-from itm_utils.models.keeping_score import masked_mean
+from itm_utils.models.keeping_score import MeanPool, masked_mean
 from itm_utils.parity import batches, our_name
 
 
@@ -178,6 +178,22 @@ class HingeTriplet:
         loss = hinge_loss(model.score(images, texts), self.margin, self.hardest_now)
         extra = model.extra_losses(images, texts, batch)
         return loss + sum(extra.values()), {"hardest": float(self.hardest_now)}
+
+
+# cell build
+MODELS = ("VSE++", "mean-pool")
+
+
+def build(parameters: Mapping, vocabulary_size: int, image_dim: int) -> Matcher:
+    """The model that this chapter's parameters describe."""
+    name, width = parameters["model_name"], parameters["width"]
+    if name not in MODELS:
+        raise problem("model_name", repr(name), f"one of {', '.join(MODELS)}")
+    if name == "mean-pool":
+        return MeanPool(vocabulary_size, image_dim, width)
+    names = ("word_dim", "measure", "image_norm", "absolute")
+    options = {name: parameters[name] for name in names}
+    return VSEPP(vocabulary_size, image_dim, width, **options)
 
 
 # cell load-public

@@ -1,0 +1,260 @@
+"""Run recipes: each run is one papermill call, can be interrupted, and leaves a receipt.
+
+Nothing is hidden in here: ``itm run --print`` shows the papermill command of every run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from itm_book.notebooks import KERNEL_ENVIRONMENT
+from itm_book.recipes import Recipe
+from itm_utils.chapter import dataset_folder, keep_scores, read_scores, settings_of
+from itm_utils.errors import ItmError, problem
+from itm_utils.metrics import ensemble
+from itm_utils.precomp import open_split
+from itm_utils.progress import interactive
+from itm_utils.receipts import read_evidence, read_receipt, receipt_path, write_receipt
+from itm_utils.text import Vocabulary
+
+SEARCH_SEED = 100  # settings are chosen with a seed that no table uses
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run of one recipe. parameters: all of the notebook, as they will be."""
+
+    recipe: Recipe
+    parameters: dict[str, Any]
+
+    @property
+    def root(self) -> Path:
+        """The repository: relative folders count from here, and papermill runs here."""
+        return self.recipe.notebook.parents[1]
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.parameters["run_dir"]
+
+    @property
+    def data(self) -> Path:
+        name = self.parameters["dataset"]
+        return dataset_folder(name if name == "scenes" else str(self.root / name))
+
+    @property
+    def seed(self) -> int:
+        return self.parameters["seed"]
+
+    @property
+    def label(self) -> str:
+        return f"{self.recipe.chapter}, {self.parameters['arm']}, seed {self.seed}"
+
+    def command(self) -> list[str]:
+        """The papermill call: the recipe, and what differs from it."""
+        differing = {k: v for k, v in self.parameters.items() if self.recipe.values().get(k) != v}
+        options = [word for name, value in differing.items() for word in ("-p", name, _plain(value))]
+        output = Path(self.parameters["run_dir"]) / f"{self.recipe.chapter}.ipynb"
+        notebook, recipe = (os.path.relpath(path, self.root) for path in (self.recipe.notebook, self.recipe.path))
+        quiet = ["--log-output", "--no-progress-bar"]  # what the notebook prints goes to the log
+        return ["papermill", notebook, str(output), "-f", recipe, *options, *quiet]
+
+    def steps(self) -> int:
+        """Training steps, for the bar."""
+        captions = open_split(self.data, "train").n_captions
+        return self.parameters["epochs"] * (captions // self.parameters["batch_size"])
+
+    def steps_done(self) -> int:
+        """What the log of its training says."""
+        logs = sorted(self.folder.rglob("log.jsonl"), key=lambda path: path.stat().st_mtime)
+        lines = logs[-1].read_text(encoding="utf-8").splitlines() if logs else []
+        try:
+            return int(json.loads(lines[-1])["step"]) if lines else 0
+        except (ValueError, KeyError):  # the last line is being written
+            return 0
+
+
+def make_jobs(recipe: Recipe, seeds: list[int] | None, overrides: dict[str, Any]) -> list[Job]:
+    """One job a seed, each in a folder of its own."""
+    jobs = []
+    for seed in seeds if seeds is not None else [recipe.values(overrides)["seed"]]:
+        values = recipe.values(overrides) | {"seed": seed}
+        base = Path(values["run_dir"] or f"runs/{recipe.name}")
+        other = values["arm"].removeprefix(recipe.values()["arm"]).strip().replace(" ", "-")
+        values["run_dir"] = str(base / "-".join(part for part in (other, f"s{seed}") if part))
+        jobs.append(Job(recipe, values))
+    return jobs
+
+
+def search_jobs(recipe: Recipe, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
+    """The recipe itself, and each choice alone, on dev with a seed of its own."""
+    jobs = make_jobs(recipe, [SEARCH_SEED], overrides | {"evaluate_on": "dev"})
+    for name, values in choices.items():
+        for value in values:
+            if value != recipe.values(overrides)[name]:
+                jobs += make_jobs(recipe, [SEARCH_SEED], overrides | {name: value, "evaluate_on": "dev"})
+    return jobs
+
+
+def check_data(job: Job) -> dict[str, str]:
+    """The data is there and can be read; returns what a receipt will say of it."""
+    for name in ("train", "dev"):
+        open_split(job.data, name)
+    Vocabulary.of_folder(job.data)
+    return open_split(job.data, job.parameters["evaluate_on"]).identity()
+
+
+def is_finished(job: Job, results: Path) -> bool:
+    """Whether its receipt is there; one with other settings or data under the same name is an error."""
+    identity = check_data(job)
+    protocol = "5K" if identity["split"] == "testall" else "all"
+    described = {"chapter": job.recipe.chapter, "arm": job.parameters["arm"], "seed": job.seed}
+    path = receipt_path(described | {"dataset": identity, "protocol": protocol}, results)
+    if not path.exists():
+        return False
+    known = read_receipt(path)
+    for name, wanted in (("dataset", identity), ("parameters", settings_of(job.parameters))):
+        if known[name] != wanted:
+            hint = "Move it away, or give this run another name with -p arm=…"
+            raise problem(path, f"a receipt with other {name}", "none, or one of this very run", hint)
+    return True
+
+
+def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
+    """Run what is not finished, a few side by side; returns the jobs that failed."""
+    waiting = []
+    for job in jobs:
+        if is_finished(job, results):
+            tqdm.write(f"{job.label}: receipt is there, kept")
+        else:
+            waiting.append(job)
+    total = sum(job.steps() for job in waiting)
+    failed, running = [], {}
+    bar = tqdm(total=total, unit="step", disable=not interactive())
+    try:
+        done = 0
+        while waiting or running:
+            while waiting and len(running) < at_a_time:
+                job = waiting.pop(0)
+                running[job] = start(job)
+            time.sleep(0.5)
+            bar.n = done + sum(job.steps_done() for job in running)
+            bar.refresh()
+            for job in [job for job, process in running.items() if process.poll() is not None]:
+                process = running.pop(job)
+                done += job.steps()
+                if not finish(job, process, results):
+                    failed.append(job)
+    except KeyboardInterrupt:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+        raise ItmError("interrupted; the same command goes on from the last checkpoints") from None
+    finally:
+        bar.close()
+    return failed
+
+
+def start(job: Job) -> subprocess.Popen:
+    """Start papermill; all it says goes to a log beside the checkpoints."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    environment = dict(KERNEL_ENVIRONMENT)
+    if job.parameters["device"] != "cpu":  # one thread each is for runs that share a processor
+        environment = {name: value for name, value in environment.items() if not name.endswith("_NUM_THREADS")}
+    command = job.command()
+    with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=job.root,
+            env=os.environ | environment,
+        )
+
+
+def finish(job: Job, process: subprocess.Popen, results: Path) -> bool:
+    """Collect the receipts of a run, or say why there are none."""
+    log = job.folder / "papermill.log"
+    if process.returncode:
+        lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+        tqdm.write(f"{job.label}: failed: {lines[-1] if lines else 'no output'}\n  log: {log}", file=sys.stderr)
+        return False
+    for path in sorted((job.folder / job.recipe.chapter).rglob("*.json")):
+        receipt = read_receipt(path)
+        if (receipt["arm"], receipt["seed"]) == (job.parameters["arm"], job.seed):
+            evidence = read_evidence(path) if receipt["ranks"] else None
+            write_receipt(receipt, results, evidence)
+            tqdm.write(line_of(receipt))
+    return True
+
+
+def line_of(receipt: dict[str, Any]) -> str:
+    """One receipt as one line of a table."""
+    rsum, data = receipt["metrics"]["rsum"], receipt["dataset"]
+    spread = f" [{rsum['low']:.1f}, {rsum['high']:.1f}]" if "low" in rsum else ""
+    kind = "" if receipt["models"] == 1 else f", ensemble of {receipt['models']}"
+    where = f"{data['name']} {data['split']} ({receipt['protocol']}{kind})"
+    return f"{receipt['arm']}, seed {receipt['seed']}: rsum {rsum['value']:.1f}{spread} on {where}, {receipt['run']['seconds']:.0f} s"
+
+
+def run_ensembles(jobs: list[Job], results: Path) -> None:
+    """Average the scores of jobs that name the same ensemble and seed."""
+    groups: dict[tuple[str, int], list[Job]] = defaultdict(list)
+    for job in jobs:
+        if job.recipe.ensemble:
+            groups[job.recipe.ensemble, job.seed].append(job)
+    for (name, _), members in groups.items():
+        if len(members) > 1:
+            ensemble_of([job.folder for job in members], name, results)
+
+
+def ensemble_of(folders: list[Path], arm: str, results: Path) -> dict[str, Any]:
+    """Average the scores of finished runs, given by their folders, and write the receipt of the ensemble."""
+    from itm_utils.ledger import rules_for
+
+    found = []
+    for folder in folders:
+        paths = [path for path in sorted(folder.glob("[0-9]*/*.json")) if "_1K_" not in path.name]
+        if not paths:
+            raise problem(folder, "no receipt", "the folder of a finished run")
+        found.append((read_receipt(paths[0]), read_evidence(paths[0])))
+    receipts, owner = [receipt for receipt, _ in found], found[0][1].owner
+    first = receipts[0]
+    for receipt in receipts[1:]:
+        if receipt["dataset"] != first["dataset"]:
+            raise problem(arm, f"runs on {receipt['dataset']} and {first['dataset']}", "runs on one dataset")
+    members = [f"{receipt['arm']}, seed {receipt['seed']}" for receipt in receipts]
+    about = {
+        "chapter": first["chapter"],
+        "arm": arm,
+        "seed": first["seed"],
+        "dataset": first["dataset"],
+        "parameters": {"members": members},
+        "seconds": sum(receipt["run"]["seconds"] for receipt in receipts),
+        "device": first["run"]["device"],
+        "rules": rules_for(first["chapter"], arm),
+    }
+    scores = ensemble([read_scores(folder / "scores.safetensors") for folder in folders])
+    keep_scores(scores, owner, results, {}, **about)
+    return about
+
+
+def _plain(value: Any) -> str:
+    """A value as papermill's command line reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def shown(job: Job) -> str:
+    """The command of a job, to be pasted into a shell."""
+    return shlex.join(job.command())
