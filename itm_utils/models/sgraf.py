@@ -1,0 +1,523 @@
+# Generated from notebooks/07_sgraf.ipynb by `itm export`: edit the notebook, not this file.
+
+"""What notebooks/07_sgraf.ipynb exports."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from itm_utils.errors import problem
+from itm_utils.matcher import Attention, ImageBatch, Images, Scores, TextBatch, Texts
+from itm_utils.models.keeping_score import masked_mean
+from itm_utils.models.scan import (
+    EPS,
+    Group,
+    RegionsAndWords,
+    TILE,
+    TINY,
+    attend,
+    full_precision,
+    pack,
+    pack_pairs,
+    pair_attention,
+    read_words,
+    region_layer,
+    unit,
+)
+from itm_utils.models.vsepp import load_public
+from itm_utils.parity import batches
+
+
+# cell compare
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear map with the first weights of the public code."""
+    return region_layer(inputs, outputs, weight_norm=False)
+
+
+def compare(x: Tensor, y: Tensor, read: nn.Linear) -> Tensor:
+    """Similarity vector (..., s) of two vectors (..., d), of length one."""
+    return unit(read((x - y).square()))
+
+
+# cell differences
+FIRST_NORM = "clipped_l2norm"  # of chapter 02; SGRAF knows no other
+
+
+def differences(
+    regions: Tensor, words: Tensor, shapes: list[tuple[int, int]], temperature: float
+) -> Tensor:
+    """What each word found, at length one, minus the word: (m, x, d).
+
+    regions: (m, r, d). words: (x, d) or (m, x, d), in the order that ``attend`` wants.
+    """
+    weights = attend(regions @ words.mT, shapes, FIRST_NORM, temperature)  # (m, r, x)
+    gram = regions @ regions.mT
+    square = (weights * (gram @ weights)).sum(dim=1, keepdim=True)
+    scaled = weights / (square.clamp_min(TINY).sqrt() + EPS)
+    words = words.expand(len(regions), -1, -1)
+    return torch.baddbmm(words, scaled.mT, regions, beta=-1)  # product minus words
+
+
+# cell norms
+class RowNorm(nn.BatchNorm1d):
+    """Batch norm of the rows that are real: any number of them, in any order.
+
+    A single row has no spread. Instead of an error it gets the running statistics.
+    """
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Rows (n, d), all of them real."""
+        if not self.training or len(x) > 1:
+            return super().forward(x)
+        running = self.running_mean, self.running_var
+        return nn.functional.batch_norm(
+            x, *running, self.weight, self.bias, eps=self.eps
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x: (n, k, d); mask: (n, k). Zeros where the mask is False."""
+        if mask.is_meta or bool(mask.all()):
+            return self.rows(x.flatten(0, 1)).view_as(x)
+        rows = self.rows(x[mask])
+        return x.new_zeros(x.shape, dtype=rows.dtype).masked_scatter(
+            mask[..., None], rows
+        )
+
+
+class SlotNorm(nn.BatchNorm1d):
+    """Batch norm of the public code: the third region has a mean and a spread of its own."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if x.shape[1] != self.num_features or not (mask.is_meta or bool(mask.all())):
+            found = f"{x.shape[1]} regions, or fewer behind a mask"
+            expected = f"exactly {self.num_features}, the number of region_slots"
+            raise problem("region_slots", found, expected)
+        return super().forward(x)
+
+
+# cell one-vector
+class OneVector(nn.Module):
+    """Regions or words become one vector: their mean asks, and each gets a weight."""
+
+    def __init__(self, width: int, dropout: float, slots: int | None = None) -> None:
+        super().__init__()
+        self.each, self.mean = linear(width, width), linear(width, width)
+        self.weigh = linear(width, 1)
+        self.drop = nn.Dropout(dropout)
+        self.each_norm = self.mean_norm = None
+        if slots is not None:  # pictures have batch norms, sentences have none
+            self.each_norm = SlotNorm(slots) if slots else RowNorm(width)
+            self.mean_norm = RowNorm(width)
+
+    def weights(self, x: Tensor, mask: Tensor) -> Tensor:
+        """(n, k): they sum to one over what is real."""
+        each, mean = self.each(x), self.mean(masked_mean(x, mask))
+        if self.each_norm is not None:
+            each, mean = self.each_norm(each, mask), self.mean_norm.rows(mean)
+        each, mean = self.drop(each.tanh()), self.drop(mean.tanh())
+        logits = self.weigh(each * mean[:, None])[..., 0]
+        return logits.masked_fill(~mask, -torch.inf).softmax(dim=1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x: (n, k, d); mask: (n, k). Returns (n, d), of length one."""
+        return unit((self.weights(x, mask)[:, None] @ x)[:, 0])
+
+
+# cell tile
+class Tile(NamedTuple):
+    """Some pictures with some sentences of equal length, each pair with its nodes."""
+
+    images: Tensor  # (m,) which pictures these are
+    captions: Tensor  # (n,) which sentences
+    nodes: Tensor  # (m, n, 1 + w, s): the whole pair first, then its words
+
+
+def cut(group: Group, step: int) -> list[Group]:
+    """A group as groups of at most ``step`` items, at least one."""
+    step = max(1, min(step, len(group.index)))
+    parts = zip(*(field.split(step) for field in group), strict=True)
+    return [Group(*part) for part in parts]
+
+
+# cell gate-norm
+class GateNorm(RowNorm):
+    """Batch norm of one number a node.
+
+    by_caption: statistics of each caption alone, and as many updates of the running
+    ones as there are captions, in their order: what a loop over captions leaves behind.
+    """
+
+    def __init__(self, by_caption: bool) -> None:
+        super().__init__(1)
+        self.by_caption = by_caption
+
+    def forward(self, gates: list[Tensor], captions: list[Tensor]) -> list[Tensor]:
+        """gates: (m, n, k) for each tile; captions: (n,), the place of each in the batch."""
+        if self.training and self.by_caption:
+            self.remember(gates, captions)
+            spread = [g.var(dim=(0, 2), correction=0, keepdim=True) for g in gates]
+            means = [g.mean(dim=(0, 2), keepdim=True) for g in gates]
+            parts = zip(gates, means, spread, strict=True)
+            normal = [(g - mean) * (v + self.eps).rsqrt() for g, mean, v in parts]
+            return [self.weight * part + self.bias for part in normal]
+        flat = self.rows(torch.cat([g.flatten() for g in gates])[:, None])[:, 0]
+        parts = flat.split([g.numel() for g in gates])
+        return [part.view_as(g) for part, g in zip(parts, gates, strict=True)]
+
+    @torch.no_grad()
+    def remember(self, gates: list[Tensor], captions: list[Tensor]) -> None:
+        """Running statistics after one update for each caption, the last one counting most."""
+        order = torch.cat(captions).argsort()
+        kept = (1 - self.momentum) ** torch.arange(len(order), device=order.device)
+        for running, statistic in (
+            (self.running_mean, lambda g: g.mean(dim=(0, 2))),
+            (self.running_var, lambda g: g.var(dim=(0, 2))),
+        ):
+            seen = torch.cat([statistic(g) for g in gates])[order]
+            new = self.momentum * (kept.flip(0) * seen).sum()
+            running.mul_((1 - self.momentum) ** len(order)).add_(new)
+        self.num_batches_tracked += len(order)
+
+
+# cell saf
+class SAF(nn.Module):
+    """Similarity attention filtration: a gate decides how much each node counts."""
+
+    def __init__(self, sim_dim: int, by_caption: bool) -> None:
+        super().__init__()
+        self.gate = linear(sim_dim, 1)
+        self.norm = GateNorm(by_caption)
+
+    def weights(self, tiles: list[Tile]) -> list[Tensor]:
+        """(m, n, k) for each tile: how much the nodes count; they sum to one."""
+        gates = [self.gate(tile.nodes)[..., 0] for tile in tiles]
+        gates = self.norm(gates, [tile.captions for tile in tiles])
+        gates = [gate.sigmoid() for gate in gates]
+        return [g / (g.sum(dim=-1, keepdim=True) + EPS) for g in gates]
+
+    def forward(self, tiles: Iterable[Tile]) -> Iterator[tuple[Tile, Tensor]]:
+        """Each tile with one vector a pair, (m, n, s). In training it waits for all tiles,
+        because the batch norm does; otherwise one after the other, and memory stays small."""
+        groups = [list(tiles)] if self.training else ([tile] for tile in tiles)
+        for group in groups:
+            for tile, weights in zip(group, self.weights(group), strict=True):
+                yield tile, unit((weights[..., None, :] @ tile.nodes)[..., 0, :])
+
+
+# cell graph-step
+class GraphStep(nn.Module):
+    """One round of talk among nodes: ask, listen, think."""
+
+    def __init__(self, sim_dim: int) -> None:
+        super().__init__()
+        self.query, self.key = linear(sim_dim, sim_dim), linear(sim_dim, sim_dim)
+        self.out = linear(sim_dim, sim_dim)
+
+    def multiplied(self) -> tuple[Tensor, ...]:
+        """query(a) · key(n) = a·Mn + u·n + v·a + t. Here are M, u, v and t."""
+        matrix = self.query.weight.T @ self.key.weight
+        u, v = self.query.bias @ self.key.weight, self.key.bias @ self.query.weight
+        return matrix, u, v, self.query.bias @ self.key.bias
+
+    def edges(self, asking: Tensor, nodes: Tensor, maps: tuple[Tensor, ...]) -> Tensor:
+        """How much each asking node listens to each node: (..., a, k), rows sum to one."""
+        matrix, u, v, t = maps
+        same_for_all = asking @ v + t  # the softmax forgets it
+        logits = (asking @ matrix + u) @ nodes.mT + same_for_all[..., None]
+        return logits.softmax(dim=-1)
+
+    def forward(
+        self, asking: Tensor, nodes: Tensor, maps: tuple[Tensor, ...]
+    ) -> Tensor:
+        """asking: (..., a, s), nodes: (..., k, s). What the asking nodes have become."""
+        return self.out(self.edges(asking, nodes, maps) @ nodes).relu()
+
+
+# cell sgr
+class SGR(nn.Module):
+    """Similarity graph reasoning: a few rounds of talk, then ask the node of the whole pair."""
+
+    def __init__(self, sim_dim: int, steps: int) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(GraphStep(sim_dim) for _ in range(steps))
+
+    def forward(self, tiles: Iterable[Tile]) -> Iterator[tuple[Tile, Tensor]]:
+        """Each tile with one vector a pair, (m, n, s), one tile after the other."""
+        maps = [step.multiplied() for step in self.steps]  # once, not once a tile
+        for tile in tiles:
+            nodes = tile.nodes
+            for number, step in enumerate(self.steps, start=1):
+                last = number == len(self.steps)
+                asking = nodes[..., :1, :] if last else nodes  # only one is asked
+                nodes = step(asking, nodes, maps[number - 1])
+            yield tile, nodes[..., 0, :]
+
+
+# cell public-config
+PUBLIC_OPTIONS = {
+    "vocab_size": "vocabulary_size",
+    "img_dim": "image_dim",
+    "embed_size": "width",
+    "word_dim": "word_dim",
+    "num_layers": "layers",
+    "bi_gru": "bidirectional",
+    "sim_dim": "sim_dim",
+    "module_name": "head",
+    "sgr_step": "steps",
+}
+SLOTS = "sim_enc.v_global_w.embedding_local.1.weight"  # one number a region slot
+
+
+def public_config(
+    state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Our keywords for the options of the public command line, and for its weights."""
+    needed = (*PUBLIC_OPTIONS, "no_imgnorm", "no_txtnorm")
+    if missing := [name for name in needed if name not in options]:
+        raise problem(
+            "public options", f"no {', '.join(missing)}", "all options of SGRAF"
+        )
+    if SLOTS not in state_dict:
+        raise problem("public weights", f"no {SLOTS}", "the weights of SGRAF")
+    ours = {name: options[public] for public, name in PUBLIC_OPTIONS.items()}
+    return ours | {
+        "image_norm": not options["no_imgnorm"],
+        "text_norm": not options["no_txtnorm"],
+        "dropout": options.get("dropout", 0.4),  # fixed in the public code
+        "region_slots": len(state_dict[SLOTS]),
+    }
+
+
+# cell sgraf-class
+HEADS = ("SAF", "SGR")
+
+
+class SGRAF(RegionsAndWords):
+    """Similarity vectors of the whole pair and of each word, and a head that reads them.
+
+    head: SAF or SGR. region_slots: 0, or the number of regions that every picture
+    has, to compute both batch norms as the public code does.
+    """
+
+    PUBLIC_NAMES: ClassVar[dict[str, str]] = {
+        "img_enc.fc": "region_map",
+        "txt_enc.embed": "word_table",
+        "txt_enc.cap_rnn": "gru",
+        "sim_enc.v_global_w.embedding_local.0": "one_image.each",
+        "sim_enc.v_global_w.embedding_local.1": "one_image.each_norm",
+        "sim_enc.v_global_w.embedding_global.0": "one_image.mean",
+        "sim_enc.v_global_w.embedding_global.1": "one_image.mean_norm",
+        "sim_enc.v_global_w.embedding_common.0": "one_image.weigh",
+        "sim_enc.t_global_w.embedding_local.0": "one_text.each",
+        "sim_enc.t_global_w.embedding_global.0": "one_text.mean",
+        "sim_enc.t_global_w.embedding_common.0": "one_text.weigh",
+        "sim_enc.sim_tranloc_w": "read_word",
+        "sim_enc.sim_tranglo_w": "read_whole",
+        "sim_enc.sim_eval_w": "judge",
+        "sim_enc.SAF_module.attn_sim_w": "head.gate",
+        "sim_enc.SAF_module.bn": "head.norm",
+    } | {
+        f"sim_enc.SGR_module.{step}.{theirs}": f"head.steps.{step}.{ours}"
+        for step in range(16)
+        for theirs, ours in (
+            ("graph_query_w", "query"),
+            ("graph_key_w", "key"),
+            ("sim_graph_w", "out"),
+        )
+    }
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        image_dim: int,
+        width: int = 1024,
+        head: str = "SAF",
+        sim_dim: int = 256,
+        steps: int = 3,
+        temperature: float = 9.0,
+        dropout: float = 0.4,
+        region_slots: int = 0,
+        **encoders: Any,
+    ) -> None:
+        if head not in HEADS:
+            raise problem("head", repr(head), f"one of {', '.join(HEADS)}")
+        own = {"head": head, "sim_dim": sim_dim, "steps": steps, "dropout": dropout}
+        own |= {"temperature": temperature, "region_slots": region_slots}
+        super().__init__(vocabulary_size, image_dim, width, **encoders, **own)
+        self.temperature, self.drop = temperature, nn.Dropout(dropout)
+        self.one_image = OneVector(width, dropout, region_slots)
+        self.one_text = OneVector(width, dropout)
+        self.read_word, self.read_whole = linear(width, sim_dim), linear(width, sim_dim)
+        by_caption = region_slots > 0
+        self.head = SAF(sim_dim, by_caption) if head == "SAF" else SGR(sim_dim, steps)
+        self.judge = linear(sim_dim, 1)
+
+    def encode_images(self, batch: ImageBatch) -> Images:
+        images = super().encode_images(batch)
+        images.pooled = self.one_image(images.local, images.mask).to(images.local.dtype)
+        return images
+
+    def encode_texts(self, batch: TextBatch) -> Texts:
+        words = self.drop(self.word_table(batch.words))
+        words = read_words(self.gru, words, batch.lengths)
+        words = words.to(self.word_table.weight.dtype)  # not the autocast one
+        words = unit(words) if self.text_norm else words
+        whole = self.one_text(words, batch.mask).to(words.dtype)
+        return Texts(local=words, mask=batch.mask, pooled=whole)
+
+    def nodes(
+        self, regions: Tensor, words: Tensor, shape: tuple[int, int], *wholes: Tensor
+    ) -> Tensor:
+        """Nodes (m, n, 1 + w, s). ``shape`` is (w, n); wholes: (m, ?, d) and (?, n, d)."""
+        apart = differences(regions, words, [shape], self.temperature)
+        local = unit(self.read_word(apart.square())).unflatten(1, shape)  # (m, w, n, s)
+        whole = compare(*wholes, self.read_whole)  # (m, n, s)
+        return torch.cat([whole[:, :, None], local.transpose(1, 2)], dim=2)
+
+    def tiles(self, images: Images, texts: Texts) -> Iterator[Tile]:
+        """All pairs, a few at a time: what they need fits into a processor's cache.
+
+        In training everything is kept for the way back, so nothing is cut.
+        """
+        most = 2**62 if self.training else TILE.get(texts.local.device.type, 2**26)
+        rows = pack(images)
+        for columns in pack(texts):
+            word_numbers = columns.vectors[0].numel()  # of one sentence
+            for some in cut(columns, most // word_numbers):
+                words = some.vectors.transpose(0, 1).flatten(0, 1)  # all first words, …
+                shape = (some.vectors.shape[1], len(some.index))
+                for group in rows:
+                    for few in cut(group, most // words.numel()):
+                        wholes = (
+                            images.pooled[few.index][:, None],
+                            texts.pooled[some.index][None],
+                        )
+                        nodes = self.nodes(few.vectors, words, shape, *wholes)
+                        yield Tile(few.index, some.index, nodes)
+
+    def score(self, images: Images, texts: Texts) -> Scores:
+        values, places = [], []
+        with full_precision(images.local):
+            for tile, vector in self.head(self.tiles(images, texts)):
+                values.append(self.judge(vector).sigmoid().flatten())
+                place = tile.images[:, None] * len(texts) + tile.captions
+                places.append(place.flatten())
+        order = torch.cat(places).argsort()
+        return Scores.same(torch.cat(values)[order].view(len(images), len(texts)))
+
+    def score_pairs(self, images: Images, texts: Texts) -> Scores:
+        tiles = []
+        with full_precision(images.local):
+            for group, other in pack_pairs(images, texts):
+                index, shape = group.index, (other.vectors.shape[1], 1)
+                wholes = images.pooled[index][:, None], texts.pooled[index][:, None]
+                nodes = self.nodes(group.vectors, other.vectors, shape, *wholes)
+                tiles.append(Tile(index[:1], index, nodes.transpose(0, 1)))
+            done = [(t.captions, self.judge(v).sigmoid()) for t, v in self.head(tiles)]
+        order = torch.cat([index for index, _ in done]).argsort()
+        return Scores.same(torch.cat([value[0, :, 0] for _, value in done])[order])
+
+    def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
+        """Words look at regions: the level below the similarity vectors."""
+        look = partial(attend, first_norm=FIRST_NORM, temperature=self.temperature)
+        return {"t2i": pair_attention(images, texts, look)}
+
+    def bytes_per_pair(self, images: Images, texts: Texts) -> int:
+        """If nothing were cut into tiles: differences and squares, weights, nodes."""
+        regions, (words, width) = images.local.shape[1], texts.local.shape[1:]
+        return 4 * (words + 1) * (3 * width + 5 * regions + 6 * self.judge.in_features)
+
+    @classmethod
+    def from_public(
+        cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
+    ) -> Self:
+        return load_public(cls(**public_config(state_dict, options)), state_dict)
+
+
+# cell plain
+def filter_nodes(nodes: Tensor, saf: SAF) -> Tensor:
+    """SAF as the paper writes it: nodes (i, k, s) to one vector (i, s). Evaluation only."""
+    norm, gates = saf.norm, saf.gate(nodes)  # (i, k, 1)
+    spread = (norm.running_var + norm.eps).sqrt()
+    gates = ((gates - norm.running_mean) / spread * norm.weight + norm.bias).sigmoid()
+    return unit((gates / (gates.sum(dim=1, keepdim=True) + EPS) * nodes).sum(dim=1))
+
+
+def reason(nodes: Tensor, sgr: SGR) -> Tensor:
+    """SGR as the paper writes it: every node asks every node in every round."""
+    for step in sgr.steps:
+        edges = (step.query(nodes) @ step.key(nodes).mT).softmax(dim=-1)  # (i, k, k)
+        nodes = step.out(edges @ nodes).relu()
+    return nodes[:, 0]
+
+
+def sgraf_by_loop(model: "SGRAF", images: Images, texts: Texts) -> Tensor:
+    """Scores (i, c), one caption at a time, every vector built; no region masks."""
+    columns = []
+    for words, mask, whole in zip(texts.local, texts.mask, texts.pooled, strict=True):
+        words = words[mask]  # (w, d)
+        affinity = images.local @ words.T  # (i, r, w)
+        shapes = [(len(words), 1)]
+        weights = attend(affinity, shapes, FIRST_NORM, model.temperature)
+        found = unit(weights.mT @ images.local)  # (i, w, d)
+        local = compare(found, words, model.read_word)
+        whole = compare(images.pooled, whole, model.read_whole)
+        nodes = torch.cat([whole[:, None], local], dim=1)  # (i, 1 + w, s)
+        summary = filter_nodes if isinstance(model.head, SAF) else reason
+        columns.append(model.judge(summary(nodes, model.head)).sigmoid())
+    return torch.cat(columns, dim=1)
+
+
+# cell build
+OWN = ("width", "word_dim", "head", "sim_dim", "steps", "temperature", "dropout")
+
+
+def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> SGRAF:
+    """The model that the parameters of this chapter describe."""
+    chosen = {name: parameters[name] for name in (*OWN, "region_slots")}
+    return SGRAF(vocabulary_size, image_dim, **chosen)
+
+
+# cell public-values
+def public_values(model: SGRAF, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Our values for what a golden case of the public code holds under ``mid.*``."""
+    image_batch, text_batch = batches(arrays)
+    images, texts = model.encode_images(image_batch), model.encode_texts(text_batch)
+    values = {
+        "mid.img_emb": images.local,
+        "mid.words": texts.local,
+        "mid.img_selfattn": model.one_image.weights(images.local, images.mask),
+        "mid.img_glo": images.pooled,
+        "mid.cap_glo": texts.pooled,
+    }
+    if "in.probe_cap" in arrays:
+        probe = int(arrays["in.probe_cap"])
+        values |= probe_values(model, images, texts[probe : probe + 1])
+    return {name: value for name, value in values.items() if name in arrays}
+
+
+def probe_values(model: SGRAF, images: Images, text: Texts) -> dict[str, Tensor]:
+    """One caption with every image, layer by layer."""
+    words = text.local[text.mask]
+    repeated = text[torch.zeros(len(images), dtype=torch.long)]
+    weights = model.attention(images, repeated)["t2i"].weights[:, : len(words)]
+    apart = differences(images.local, words, [(len(words), 1)], model.temperature)
+    (tile,) = model.tiles(images, text)
+    ((_, vector),) = model.head([tile])
+    values = {
+        "mid.probe_attn": weights,
+        "mid.probe_context": apart + words,
+        "mid.probe_sim_emb": tile.nodes[:, 0],
+        "mid.probe_vec": vector[:, 0],
+    }
+    if isinstance(model.head, SAF):
+        return values | {"mid.probe_saf_attn": model.head.weights([tile])[0][:, 0]}
+    nodes = tile.nodes[:, 0]
+    for number, step in enumerate(model.head.steps):
+        maps = step.multiplied()
+        values[f"mid.probe_edge{number}"] = step.edges(nodes, nodes, maps)
+        nodes = values[f"mid.probe_nodes{number}"] = step(nodes, nodes, maps)
+    return values
