@@ -39,6 +39,11 @@ class Gap:
     ours: Mapping[str, Any]
     theirs: Mapping[str, Any]
 
+    @property
+    def added(self) -> str:
+        """What the paper adds to a host, or its method where there is none."""
+        return self.ours.get("training") or self.ours.get("constraints") or self.method
+
     def points(self, metric: str) -> float:
         return self.ours[metric] - self.theirs[metric]
 
@@ -58,7 +63,9 @@ class Gap:
         limit = largest_disagreement(one - other, self.pictures)
         if limit >= min(one + other, 200 - one - other):
             return "any"
-        return f"< {limit:.1f} %" if limit > abs(one - other) else "none"
+        if limit <= abs(one - other):
+            return "none"
+        return f"{limit:.1f}\N{NO-BREAK SPACE}%" if limit < 1 else f"{limit:.0f}\N{NO-BREAK SPACE}%"
 
     @property
     def rsum_bound(self) -> float:
@@ -136,20 +143,29 @@ def published(ledger: Ledger) -> Iterator[str]:
     yield f"- **rsum**: {inside} of {len(gaps)} are smaller than the widest interval that six recalls allow.\n"
     yield from drawing(gaps)
     for paper in dict.fromkeys(gap.paper for gap in gaps):
+        of = [gap for gap in gaps if gap.paper == paper]
         yield f"### {paper}\n"
-        heads = ["data", "method", "against"]
-        for short in ("i2t R@1", "t2i R@1"):
-            heads += [f"{short} gap", "±", "may differ on"]
-        rows = [[gap.data, gap.method, gap.rival, *(cell for m in SIDES for cell in cells(gap, m)),
-                 signed(total(gap.ours) - total(gap.theirs)), f"{gap.rsum_bound:.1f}"]
-                for gap in gaps if gap.paper == paper]  # fmt: skip
-        yield from table([*heads, "rsum gap", "± at most"], rows)
+        yield f"The method: {', '.join(dict.fromkeys(gap.added for gap in of))}.\n"
+        rows = [
+            [gap.data, gap.theirs["method"], *(cell for metric in SIDES for cell in cells(gap, metric)), rsum_cell(gap)]
+            for gap in of
+        ]
+        heads = ["data", "against", "i2t R@1", "may differ on", "t2i R@1", "may differ on", "rsum"]
+        yield from table(heads, rows)
 
 
-def cells(gap: Gap, metric: str) -> tuple[str, str, str]:
-    """The gap (bold if it lies outside), the interval of the number, and how often the two models may disagree."""
-    shown = signed(gap.points(metric))
-    return shown if gap.inside(metric) else f"**{shown}**", f"{gap.halfwidth(metric):.1f}", gap.allowed(metric)
+def cells(gap: Gap, metric: str) -> tuple[str, str]:
+    """The gap (bold if it lies outside) with the interval of the number, and how often the two models may disagree."""
+    return bold(gap.points(metric), gap.halfwidth(metric)), gap.allowed(metric)
+
+
+def rsum_cell(gap: Gap) -> str:
+    return bold(total(gap.ours) - total(gap.theirs), gap.rsum_bound, "at most ±")
+
+
+def bold(points: float, halfwidth: float, sign: str = "±") -> str:
+    shown = signed(points) if abs(points) <= halfwidth else f"**{signed(points)}**"
+    return f"{shown} ({sign}\N{NO-BREAK SPACE}{halfwidth:.1f})"
 
 
 def signed(number: float) -> str:
