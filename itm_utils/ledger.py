@@ -67,14 +67,15 @@ class Ledger:
 
     def __init__(self, root: str | Path = ROOT) -> None:
         self.root = Path(root)
-        rules, own = self._read("rules"), self._read("foundations")
-        self.claims = {claim["id"]: claim for claim in self._read("claims")["claims"]}
+        rules, own = self.read("rules"), self.read("foundations")
+        self.claims = {claim["id"]: claim for claim in self.read("claims")["claims"]}
         self.foundations = {claim["id"]: claim for claim in own["claims"]}
         self.arms, self.datasets, self.checks = rules["arms"], rules["datasets"], rules["tables"]
         self.rules = {name: rule | {"test": rules["test"]} for name, rule in rules["rules"].items()}
         self.rules |= {name: claim["rule"] | {"test": own["test"]} for name, claim in self.foundations.items()}
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def read(self, name: str) -> dict[str, Any]:
+        """One of the files in ``book/data``, by its name."""
         path = self.root / f"book/data/{name}.yaml"
         try:
             return yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -84,7 +85,7 @@ class Ledger:
     @cached_property
     def results(self) -> dict[str, Any]:
         """Paper → its tables, as in results.yaml."""
-        return self._read("results")["papers"]
+        return self.read("results")["papers"]
 
     @cached_property
     def receipts(self) -> dict[tuple[str, str, str], dict[int, Run]]:
@@ -104,7 +105,9 @@ class Ledger:
             return None
         known = self.datasets[name]
         if of["fingerprint"] != (wanted := known.get("fingerprint", of["fingerprint"])):
-            raise problem(path, f"{name} with fingerprint {of['fingerprint'][:12]}", wanted[:12], "These are other data.")
+            raise problem(
+                path, f"{name} with fingerprint {of['fingerprint'][:12]}", wanted[:12], "These are other data."
+            )
         if name == "coco" and protocol not in ("1K", "5K"):
             return None
         if receipt["ranks"] is None:
@@ -181,7 +184,11 @@ class Ledger:
         if stale:
             return {}, "the rule is younger than its receipts"
         fewest = min(runs, key=lambda arm: len(runs[arm]))
-        return {}, f"{len(shared)} of {need} seeds; {fewest} has {len(runs[fewest])}"
+        enough = len(runs[fewest]) >= need
+        return (
+            {},
+            f"{len(shared)} of {need} seeds shared" if enough else f"{fewest} has {len(runs[fewest])} of {need} seeds",
+        )
 
     def entry(self, claim: str) -> dict[str, Any]:
         """One claim for ``itm ledger --json``; ``verdicts`` has every dataset, the rest the one nearest to the paper."""

@@ -122,7 +122,7 @@ def pearson_interval(x: Sequence[float], y: Sequence[float], level: float = 0.95
 def printed_findings(checks: Sequence[Mapping[str, Any]], papers: Mapping[str, Any]) -> Iterator[Finding]:
     """What printed tables say. checks: entries of ``tables`` in rules.yaml; papers: those of results.yaml."""
     for check in checks:
-        rows, others = (_rows(papers, at) for at in (check["at"], check.get("b_at", check["at"])))
+        rows, others = (_block(papers, at)["rows"] for at in (check["at"], check.get("b_at", check["at"])))
         field = check.get("per")
         for group in {row[field]: {field: row[field]} for row in rows}.values() if field else ({},):
             plus = [_the_row(rows, wanted | group) for wanted in listed(check["a"])]
@@ -136,7 +136,7 @@ def printed_findings(checks: Sequence[Mapping[str, Any]], papers: Mapping[str, A
                     if None not in (numbers := [_printed(row, metric) for row in plus + taken]):
                         value = round(sum(numbers[: len(plus)]) - sum(numbers[len(plus) :]), 6)
                         names = [" + ".join(map(row_name, side)) for side in (plus, taken) if side]
-                        text = f"{check['at'].rpartition(' ')[0].replace('_', ' ')}, {metric}: {' − '.join(names)}"
+                        text = f"{_place(papers, check['at'])}, {metric}: {' − '.join(names)}"
                         yield _finding(text, Interval(value, value, value), _expected(check), 0)
 
 
@@ -173,9 +173,14 @@ def _printed(row: Mapping[str, Any], metric: str) -> float | None:
     return None if None in values else values[0] - sum(values[1:])
 
 
-def _rows(papers: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
-    paper, table, block = at.split()
-    return papers[paper]["tables"][table]["blocks"][int(block)]["rows"]
+def _block(papers: Mapping[str, Any], at: str) -> dict[str, Any]:
+    paper, table, number = at.split()
+    return papers[paper]["tables"][table]["blocks"][int(number)]
+
+
+def _place(papers: Mapping[str, Any], at: str) -> str:
+    block = _block(papers, at)
+    return f"{at.split()[1].replace('_', ' ')}, {block['dataset']}{' 5K' if '5K' in block['protocol'] else ''}"
 
 
 def _matching(rows: Sequence[dict[str, Any]], wanted: Mapping[str, Any]) -> list[dict[str, Any]]:

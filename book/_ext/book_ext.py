@@ -1,4 +1,4 @@
-"""What this book adds to Sphinx: the execution table, and buttons that appear once the repository has an address."""
+"""What this book adds to Sphinx: the execution table, the ledger's pages, and buttons that appear with an address."""
 
 from __future__ import annotations
 
@@ -45,6 +45,23 @@ class ExecutionTable(SphinxDirective):
         """The record of the run whose outputs the page shows."""
         path = Path(self.env.srcdir, RECORDS, f"{Path(page).name}.json")
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+class LedgerPage(SphinxDirective):
+    """``{ledger-page} NAME``: claims with their verdicts, or tables of results, from the receipts as they are now."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        from itm_book.ledger_pages import open_ledger, page
+
+        self.env.note_reread()  # receipts change without this page changing
+        folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
+        root = next(folder for folder in folders if (folder / "pyproject.toml").is_file())
+        parent = nodes.Element()
+        text = StringList(page(open_ledger(root), self.arguments[0]).splitlines())
+        self.state.nested_parse(text, self.content_offset, parent, match_titles=True)
+        return parent.children
 
 
 def row(page: str, record: dict | None) -> tuple[str, ...]:
@@ -97,6 +114,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register everything with Sphinx."""
     silence_thebe(app)
     app.add_directive("execution-table", ExecutionTable)
+    app.add_directive("ledger-page", LedgerPage)
     app.connect("config-inited", set_buttons)
     app.connect("builder-inited", set_source_branch, priority=900)  # after the theme set its branch
     return {"parallel_read_safe": True, "parallel_write_safe": True}
