@@ -206,7 +206,7 @@ def drawing(gaps: list[Gap]) -> Iterator[str]:
 def our_runs(ledger: Ledger) -> Iterator[str]:
     """Both intervals of every arm with several seeds, and of the two best arms of each chapter."""
     yield "## Both intervals, where we have the ranks\n"
-    arms = {key: runs for key, runs in ledger.receipts.items() if len(runs) > 1 and key[2] != "coco"}
+    arms = {key: runs for key, runs in ledger.receipts.items() if len(runs) > 1}
     if not arms:
         yield "No arm has receipts of two seeds or more yet. When there are some, this section fills by itself.\n"
         return
@@ -218,10 +218,9 @@ def our_runs(ledger: Ledger) -> Iterator[str]:
     for (chapter, arm, dataset), runs in sorted(arms.items()):
         found = [receipt["metrics"]["rsum"] for _, receipt in runs.values()]
         seeds = seed_interval([metric["value"] for metric in found])
-        drawn = np.mean([(metric["high"] - metric["low"]) / 2 for metric in found if "low" in metric])
-        rows.append(
-            [chapter, arm, dataset, len(runs), f"{seeds.value:.1f}", f"± {seeds.halfwidth:.1f}", f"± {drawn:.1f}"]
-        )
+        drawn = [(metric["high"] - metric["low"]) / 2 for metric in found if "low" in metric]
+        pictures = f"± {np.mean(drawn):.1f}" if drawn else "not kept"
+        rows.append([chapter, arm, dataset, len(runs), f"{seeds.value:.1f}", f"± {seeds.halfwidth:.1f}", pictures])
     yield from table(["chapter", "arm", "data", "seeds", "rsum", "over seeds", "over pictures"], rows)
     yield from differences(arms)
 
