@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM = false
 export PYDEVD_DISABLE_FILE_VALIDATION = 1
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install book test unit parity notebooks pages serve export student lint format clean
+.PHONY: FORCE help install book test unit parity notebooks pages serve export reproduce student lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 20
@@ -74,6 +74,10 @@ serve: $(STAMP)  ## JupyterLab on the chapters
 
 export: $(STAMP)  ## write itm_utils/models/ from the chapters' exported cells
 	@$(BIN)/itm export
+
+reproduce: $(STAMP)  ## run the lab recipes again with their seeds, and compare with the committed receipts (hours)
+	@$(BIN)/itm run --table lab/foundations --dry-run | tail -2
+	@ITM_PROGRESS=1 $(BIN)/itm run --table lab/foundations --results runs/reproduced
 
 student: $(STAMP)  ## copies of the chapters without solutions, in _build/student/
 	@$(BIN)/itm notebooks student

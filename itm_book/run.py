@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from itm_book.notebooks import KERNEL_ENVIRONMENT
@@ -27,7 +29,9 @@ from itm_utils.precomp import open_split
 from itm_utils.progress import interactive
 from itm_utils.receipts import read_evidence, read_receipt, receipt_path, write_receipt
 from itm_utils.text import Vocabulary
+from itm_utils.uncertainty import seed_interval
 
+RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
 SEARCH_SEED = 100  # settings are chosen with a seed that no table uses
 
 
@@ -114,12 +118,17 @@ def check_data(job: Job) -> dict[str, str]:
     return open_split(job.data, job.parameters["evaluate_on"]).identity()
 
 
+def expected_receipt(job: Job, results: Path, arm: str = "") -> Path:
+    """Where the receipt of a job, or of the ensemble it is a member of, goes."""
+    split = open_split(job.data, job.parameters["evaluate_on"])
+    protocol = "5K" if split.name == "testall" and split.n_images == 5000 else "all"
+    described = {"chapter": job.recipe.chapter, "arm": arm or job.parameters["arm"], "seed": job.seed}
+    return receipt_path(described | {"dataset": split.identity(), "protocol": protocol}, results)
+
+
 def is_finished(job: Job, results: Path) -> bool:
     """Whether its receipt is there; one with other settings or data under the same name is an error."""
-    identity = check_data(job)
-    protocol = "5K" if identity["split"] == "testall" else "all"
-    described = {"chapter": job.recipe.chapter, "arm": job.parameters["arm"], "seed": job.seed}
-    path = receipt_path(described | {"dataset": identity, "protocol": protocol}, results)
+    identity, path = check_data(job), expected_receipt(job, results)
     if not path.exists():
         return False
     known = read_receipt(path)
@@ -208,15 +217,43 @@ def line_of(receipt: dict[str, Any]) -> str:
     return f"{receipt['arm']}, seed {receipt['seed']}: rsum {rsum['value']:.1f}{spread} on {where}, {receipt['run']['seconds']:.0f} s"
 
 
-def run_ensembles(jobs: list[Job], results: Path) -> None:
-    """Average the scores of jobs that name the same ensemble and seed."""
+def table_of(results: Path, wanted: list[tuple[str, str]]) -> Iterator[str]:
+    """The rows of some arms as a table: the mean over seeds, and for rsum its interval over them.
+
+    wanted: (chapter, arm), in the order of the rows.
+    """
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for chapter, arm in wanted:
+        for path in sorted((results / chapter).glob("*.json")):
+            receipt = read_receipt(path)
+            if receipt["arm"] == arm:
+                found[arm, receipt["dataset"]["name"], receipt["protocol"]].append(receipt)
+    if found:
+        yield f"{'':36}  i2t R@1   R@5  R@10   t2i R@1   R@5  R@10    rsum"
+    for (arm, data, protocol), receipts in found.items():
+        means = [np.mean([receipt["metrics"][name]["value"] for receipt in receipts]) for name in RECALLS]
+        rsum = [receipt["metrics"]["rsum"]["value"] for receipt in receipts]
+        spread = f" [{seed_interval(rsum).low:.1f}, {seed_interval(rsum).high:.1f}]" if len(rsum) > 1 else ""
+        cells = "{:9.1f}{:6.1f}{:6.1f}{:10.1f}{:6.1f}{:6.1f}".format(*means)
+        seeds = f"{len(rsum)} seed{'s' if len(rsum) > 1 else ''}"
+        yield f"{arm:28} {receipts[0]['models']} model{cells}{np.mean(rsum):8.1f}{spread}  {data} {protocol}, {seeds}"
+
+
+def run_ensembles(jobs: list[Job], results: Path) -> list[tuple[str, str]]:
+    """Average the scores of jobs that name the same ensemble and seed; returns (chapter, arm) of what there is now."""
     groups: dict[tuple[str, int], list[Job]] = defaultdict(list)
     for job in jobs:
         if job.recipe.ensemble:
             groups[job.recipe.ensemble, job.seed].append(job)
-    for (name, _), members in groups.items():
-        if len(members) > 1:
+    for (name, seed), members in groups.items():
+        known = expected_receipt(members[0], results, arm=name)
+        if len(members) > 1 and known.exists():
+            tqdm.write(f"{name}, seed {seed}: receipt is there, kept")
+        elif len(members) > 1:
             ensemble_of([job.folder for job in members], name, results)
+    there = [(job.recipe.chapter, job.parameters["arm"]) for job in jobs]
+    there += [(members[0].recipe.chapter, name) for (name, _), members in groups.items() if len(members) > 1]
+    return list(dict.fromkeys(there))
 
 
 def ensemble_of(folders: list[Path], arm: str, results: Path) -> dict[str, Any]:
@@ -248,6 +285,21 @@ def ensemble_of(folders: list[Path], arm: str, results: Path) -> dict[str, Any]:
     scores = ensemble([read_scores(folder / "scores.safetensors") for folder in folders])
     keep_scores(scores, owner, results, {}, **about)
     return about
+
+
+def compared(results: Path, committed: Path) -> Iterator[str]:
+    """How far receipts made here lie from those that came with the book."""
+    differences = {}
+    for path in sorted(results.glob("*/*.json")):
+        other = committed / path.relative_to(results)
+        if other.exists():
+            values = [read_receipt(one)["metrics"]["rsum"]["value"] for one in (path, other)]
+            differences[path.stem] = abs(values[0] - values[1])
+    if differences:
+        worst = max(differences, key=differences.get)
+        same = sum(difference == 0 for difference in differences.values())
+        yield f"{same} of {len(differences)} runs gave exactly the rsum of the committed receipts"
+        yield f"the largest difference is {differences[worst]:.2f} ({worst})"
 
 
 def _plain(value: Any) -> str:

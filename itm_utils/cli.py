@@ -99,7 +99,11 @@ def run_recipes(
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
     failed = runner.run_jobs(planned, root / results, at_a_time)
     if not failed and not search:
-        runner.run_ensembles(planned, root / results)
+        for line in runner.table_of(root / results, runner.run_ensembles(planned, root / results)):
+            typer.echo(line)
+    if results != Path("results"):
+        for line in runner.compared(root / results, root / "results"):
+            typer.echo(line)
     raise typer.Exit(bool(failed))
 
 

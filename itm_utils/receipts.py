@@ -28,6 +28,7 @@ from itm_utils.files import atomic, write_json
 from itm_utils.metrics import Ranks, summarise_folds
 
 PACKAGES = ("itm-utils", "torch", "numpy", "transformers", "accelerate")
+RESULTS = Path(__file__).resolve().parents[1] / "results"  # of the repository; a package without it has no receipts
 NUMBER = {"type": "number"}
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -256,6 +257,18 @@ def read_receipt(path: str | Path) -> dict[str, Any]:
     if content["ranks"] is not None:
         check_recalls(content, read_evidence(path), path)
     return content
+
+
+def arm_receipts(chapter: str, arm: str, dataset: str = "scenes", folder: str | Path = RESULTS) -> list[dict[str, Any]]:
+    """The receipts of an arm on the test split, in the order of their seeds; none where there are none."""
+    named = f"{arm}_{dataset}_s".replace("/", "-").replace(" ", "-")
+    found = [path for path in (Path(folder) / chapter).glob("*.json") if path.name.startswith(named)]
+    return sorted((read_receipt(path) for path in found), key=lambda receipt: receipt["seed"])
+
+
+def arm_values(chapter: str, arm: str, metric: str = "rsum", dataset: str = "scenes") -> np.ndarray:
+    """(seeds,) one metric of an arm, as its receipts have it."""
+    return np.array([receipt["metrics"][metric]["value"] for receipt in arm_receipts(chapter, arm, dataset)])
 
 
 def read_evidence(path: str | Path) -> Evidence:

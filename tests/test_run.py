@@ -1,0 +1,194 @@
+"""`itm run`: checked before anything starts, resumed after a stop, ended by a receipt and a row of a table."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from toy_dataset import write_toy_dataset
+from typer.testing import CliRunner
+
+from itm_book.plan import described, plan
+from itm_book.recipes import HEADER, find_recipe, read_overrides, read_recipe, read_seeds
+from itm_book.run import make_jobs, search_jobs, shown, table_of
+from itm_utils.cli import app
+from itm_utils.errors import ItmError
+from itm_utils.receipts import read_receipt
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+# What makes a paper-scale recipe small enough for a test; epochs, schedule and everything else stay as published.
+SMALL = ["width=16", "word_dim=8", "batch_size=4", "device=cpu", "num_workers=0"]
+
+
+def recipe(name: str):
+    return read_recipe(ROOT, find_recipe(ROOT, name))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_fits_its_notebook(path: Path) -> None:
+    found = read_recipe(ROOT, path)
+    text = path.read_text(encoding="utf-8")
+    assert path.stem.startswith(f"{found.chapter}_")
+    assert found.table, "no `# table:` line"
+    assert f"papermill notebooks/{found.chapter}.ipynb" in text and f"-f recipes/{path.name}" in text
+    assert found.parameters["teach"] is False
+    assert found.parameters["run_dir"] == f"runs/{path.stem}"
+    assert yaml.safe_load(text)["arm"]
+
+
+def test_the_arms_of_a_dataset_have_different_names() -> None:
+    names = [(r.chapter, r.parameters["dataset"], r.parameters["arm"]) for r in map(recipe, (p.stem for p in RECIPES))]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["02_scan_f30k"], "no such recipe"),
+        (["02_scan_scenes_t2i_avg", "-p", "wdith=3"], "Did you mean width?"),
+        (["02_scan_scenes_t2i_avg", "-p", "width=wide"], "parameter width: found 'wide', expected an int"),
+        (["02_scan_scenes_t2i_avg", "-p", "teach=1"], "true or false"),
+        (["02_scan_scenes_t2i_avg", "-p", "width"], "name=value"),
+        (["02_scan_scenes_t2i_avg", "--seeds", "4-2"], "--seeds"),
+        (["02_scan_f30k_t2i_avg", "-p", "dataset=no/such/folder"], "no such folder"),
+        (["--table", "scan/table_9"], "one of"),
+        (["02_scan_scenes_t2i_avg", "--table", "scan/table_1"], "not both"),
+        (["02_scan_scenes_t2i_avg", "--search", "width"], "name=a,b,c"),
+        (["02_scan_f30k_t2i_avg", "--dry-run", "--gpu", "Voodoo"], "--gpu"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(app, ["run", *arguments, "--results", str(tmp_path), "-p", f"run_dir={tmp_path}"])
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recipe_with_a_wrong_parameter_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "02_scan_scenes_bad.yaml"
+    path.write_text("arm: x\ntemperture: 9.0\n", encoding="utf-8")
+    with pytest.raises(ItmError, match="Did you mean temperature"):
+        read_recipe(ROOT, path)
+    path.write_text("arm: x\nwidth: '64'\n", encoding="utf-8")
+    with pytest.raises(ItmError, match="a value of type int"):
+        read_recipe(ROOT, path)
+    path.write_text("- 1\n", encoding="utf-8")
+    with pytest.raises(ItmError, match="a list"):
+        read_recipe(ROOT, path)
+
+
+def test_other_settings_are_another_arm_in_another_folder() -> None:
+    scan = recipe("02_scan_scenes_t2i_avg")
+    plain, wide = (make_jobs(scan, [5], read_overrides(scan, pairs))[0] for pairs in ([], ["width=32"]))
+    elsewhere = make_jobs(scan, [5], read_overrides(scan, ["device=cuda"]))[0]
+    assert wide.parameters["arm"] == "SCAN t2i AVG width=32"
+    assert elsewhere.parameters["arm"] == plain.parameters["arm"] == "SCAN t2i AVG"
+    assert len({job.parameters["run_dir"] for job in (plain, wide)}) == 2
+    assert "-p width 32" in shown(wide) and "-p width" not in shown(plain)
+
+
+def test_a_search_is_judged_on_dev_with_a_seed_of_its_own() -> None:
+    scan = recipe("02_scan_scenes_t2i_avg")
+    rate = scan.parameters["learning_rate"]
+    jobs = search_jobs(scan, {"learning_rate": [0.001, rate], "width": [32]}, {})
+    assert [(job.parameters["learning_rate"], job.parameters["width"]) for job in jobs] == [
+        (rate, 64),
+        (0.001, 64),
+        (rate, 32),
+    ]
+    assert {job.parameters["evaluate_on"] for job in jobs} == {"dev"}
+    assert {job.seed for job in jobs}.isdisjoint(read_seeds(scan.seeds))
+
+
+def test_seeds() -> None:
+    assert read_seeds("0-2,7") == [0, 1, 2, 7]
+
+
+@pytest.mark.parametrize("table", sorted({dict(HEADER.findall(p.read_text())).get("table", "") for p in RECIPES}))
+def test_a_plan_names_every_run_and_its_cost(table: str) -> None:
+    jobs = plan(ROOT, [], table, "0-1", [], [])
+    lines = list(described(jobs, "RTX 3090", ROOT / "results"))
+    assert len(lines) > len(jobs) >= 2
+    for job, line in zip(jobs, lines, strict=False):
+        assert job.parameters["arm"] in line
+        if job.parameters["dataset"] != "scenes":
+            hours = re.search(r"at least ([\d.]+) h on one RTX 3090", line)
+            assert hours and 0 < float(hours[1]) < 100, line
+
+
+def test_a_table_has_means_and_intervals_over_seeds() -> None:
+    lines = list(table_of(ROOT / "results", [("02_scan", "SCAN t2i AVG")]))
+    assert len(lines) == 2
+    assert re.search(r"SCAN t2i AVG +1 model.*\[\d+\.\d, \d+\.\d\]  scenes all 500, 5 seeds", lines[1])
+
+
+def fake(folder: Path, test_split: str) -> Path:
+    """A small dataset in the real file format: 36 regions, one file a split, the vocabulary beside."""
+    return write_toy_dataset(folder, {"train": 40, "dev": 10, test_split: 20}, regions=36, width=32)
+
+
+def command(name: str, data: Path, folder: Path, *more: str) -> list[str]:
+    changes = [*SMALL, f"dataset={data}", f"run_dir={folder / 'run'}", *more]
+    options = [word for change in changes for word in ("-p", change)]
+    itm = Path(sys.executable).with_name("itm")
+    return [str(itm), "run", name, *options, "--results", str(folder / "results")]
+
+
+def finished(arguments: list[str]) -> str:
+    result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("02_scan_f30k_t2i_avg", "test"), ("01_vsepp_coco_vsepp", "testall"), ("02_scan_coco_i2t_lse", "testall")],
+)
+def test_a_paper_scale_recipe_runs_to_a_receipt_and_a_row(name: str, split: str, tmp_path: Path) -> None:
+    data = fake(tmp_path / name.split("_")[2], split)
+    arm = recipe(name).parameters["arm"]
+    output = finished(command(name, data, tmp_path, "epochs=2", f"arm={arm}"))
+    receipts = [read_receipt(path) for path in sorted((tmp_path / "results").rglob("*.json"))]
+    protocols = {"all 20", "5 folds of 4"} if split == "testall" else {"all 20"}
+    assert {receipt["protocol"] for receipt in receipts} == protocols
+    assert {receipt["arm"] for receipt in receipts} == {arm}
+    rows = [line for line in output.splitlines() if line.startswith(f"{arm:28} 1 model")]
+    assert len(rows) == len(receipts)
+    assert f"{receipts[0]['metrics']['rsum']['value']:.1f}" in "".join(rows)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_receipt(tmp_path: Path) -> None:
+    data = fake(tmp_path / "f30k", "test")
+    whole = command("01_vsepp_f30k_vsepp", data, tmp_path / "whole", "arm=VSE++")
+    cut = command("01_vsepp_f30k_vsepp", data, tmp_path / "cut", "arm=VSE++")
+    running = subprocess.Popen(cut, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 300
+    while not list((tmp_path / "cut").rglob("step-*.safetensors")):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(running.pid, signal.SIGINT)
+    said = running.communicate(timeout=60)[0]
+    assert running.returncode == 2 and "interrupted" in said, said
+    assert not list((tmp_path / "cut" / "results").rglob("*.json"))
+    finished(cut)
+    finished(whole)
+    one, other = (next((tmp_path / which / "results").rglob("*.json")) for which in ("whole", "cut"))
+    assert read_receipt(one)["metrics"] == read_receipt(other)["metrics"]
+    assert read_receipt(one)["ranks"] == read_receipt(other)["ranks"]
+    log = next((tmp_path / "cut").rglob("papermill.log")).read_text(encoding="utf-8")
+    assert log.count("Input Notebook") >= 2  # two papermill calls in one log
+    assert "kept" in finished(cut)  # a third call has nothing to do
+    changed = subprocess.run([*cut, "-p", "margin=0.3"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert changed.returncode == 2 and "a receipt with other parameters" in changed.stderr
