@@ -3,7 +3,8 @@
 Both start from the same 5,000 x 25,000 matrix without ties, in one process with one thread. The package takes ranked
 lists of ids, so making them is part of its time. Three ways to use it are timed: the lists its documentation asks
 for (everything ranked, Python lists), the same lists left as arrays, and lists cut to the longest that these
-metrics read, which its own COCO 1K recalls refuse. Writes benchmarks/results/extended_metrics.json.
+metrics read, which its own COCO 1K recalls refuse. Ours is the best of three runs, the package runs once. Writes
+benchmarks/results/extended_metrics.json.
 
 usage: python benchmarks/extended_metrics.py     (one thread, 6 GB of memory, a few minutes)
 """
