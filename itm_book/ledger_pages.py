@@ -38,7 +38,9 @@ HELD = {"holds": "✓", "fails": "✗", "open": "?"}
 
 
 def page(ledger: Ledger, name: str) -> str:
-    """The text of one page: ``claims``, ``foundations``, ``lab``, ``uncertainty`` or a paper of results.yaml."""
+    """The text of one page, without headings or beginning with one (Sphinx would put what stands before to the end).
+
+    name: ``claims``, ``foundations``, ``lab``, ``uncertainty`` or a paper of results.yaml."""
     if name in ("claims", "foundations"):
         return "\n".join(claims_page(ledger, ledger.claims if name == "claims" else ledger.foundations))
     if name == "lab":
@@ -63,6 +65,7 @@ def claims_page(ledger: Ledger, claims: Mapping[str, Any]) -> Iterator[str]:
     """An overview, then paper by paper each claim with the paper's evidence, our rule, our evidence and verdict."""
     papers = list(dict.fromkeys(claim["paper"] for claim in claims.values()))
     chosen = {name: ledger.verdict(name) for name in claims}
+    yield "## At a glance\n"
     yield from _table(
         ["paper", "claims", *WORDS],
         (
@@ -88,7 +91,7 @@ def claim_card(ledger: Ledger, name: str, claim: Mapping[str, Any]) -> Iterator[
     yield " ".join(f"{badge(one.verdict)} on {DATASETS[one.dataset]}" for one in decided) + "\n"
     status = STATUS.get(claim["in_paper_status"])
     yield f"- **The paper's evidence.** {escape(claim['evidence'])}" + (f" ({status})." if status else ".")
-    if printed := ledger.printed(name):
+    if rule["kind"] != "table" and (printed := ledger.printed(name)):
         yield f"- **Its tables, checked by us.** {_printed(printed)}"
     if "caveat" in claim:
         yield f"- **Note.** {escape(claim['caveat'])}"
@@ -152,11 +155,12 @@ def _needed(rule: Mapping[str, Any]) -> str:
 def results_page(ledger: Ledger, paper: str) -> Iterator[str]:
     """Every table of a paper, with our column beside its rows."""
     content = ledger.results[paper]
+    yield "## The paper\n"
     yield _about(ledger, {"paper": paper})
     for table, body in content["tables"].items():
         yield f"## {table.replace('_', ' ').capitalize()}: {escape(body['caption'])}\n"
         if "note" in body:
-            yield f"{escape(body['note'])}\n"
+            yield f"{escape(sentence(body['note']))}\n"
         for block in body["blocks"]:
             yield from block_table(ledger, paper, table, block)
 
@@ -177,7 +181,9 @@ def block_table(ledger: Ledger, paper: str, table: str, block: Mapping[str, Any]
         lines.append([name + mark, *printed, *(ours(ledger, arm, dataset) for dataset in (place, *more))])
     yield f"**{escape(block['dataset'])}**, {escape(block['protocol'])}.\n"
     heads = list(map(label, columns))
-    yield from _table(["method", *heads, *(f"ours, {DATASETS[name]}" for name in (place, *more))], lines)
+    yield from _table(
+        ["method", *heads, *(f"ours, {DATASETS[name].removeprefix('the ')}" for name in (place, *more))], lines
+    )
     for remark, number in remarks.items():
         yield f"({number}) {escape(remark)}\n"
 
@@ -226,8 +232,7 @@ def over_seeds(found: list[dict[str, float]]) -> str:
     else:
         value = found[0]["value"]
         interval = Interval(value, found[0].get("low", value), found[0].get("high", value))
-    kind = f"{len(found)} seeds" if len(found) > 1 else "1 seed, over pictures"
-    return f"{interval.value:.1f} \\[{interval.low:.1f}, {interval.high:.1f}\\], {kind}"
+    return f"{interval.value:.1f} \\[{interval.low:.1f}, {interval.high:.1f}\\] ({len(found)})"
 
 
 def printed_value(row: Mapping[str, Any], column: str) -> float | str | None:
@@ -255,7 +260,7 @@ def remarks_on(ledger: Ledger, block: Mapping[str, Any], row: Mapping[str, Any])
             read = "none" if doubt["adopted"] is None else doubt["adopted"]
             yield f"{label(name)}: our text of the paper has {doubt['raw']}; read as {read}: {doubt['basis']}."
     if "note" in row:
-        yield row["note"][0].upper() + row["note"][1:] + "."
+        yield sentence(row["note"])
 
 
 def same_numbers(ledger: Ledger, block: Mapping[str, Any], row: Mapping[str, Any]) -> str:
@@ -299,6 +304,11 @@ def label(metric: str) -> str:
     """A metric's name for readers: i2t R@1."""
     recall = metric in RECALLS
     return metric.replace("_r", " R@") if recall else metric.removesuffix("_computed").replace("_", " ")
+
+
+def sentence(note: str) -> str:
+    """A note as a sentence."""
+    return f"{note[0].upper()}{note[1:]}{'' if note.endswith('.') else '.'}"
 
 
 def badge(word: str) -> str:

@@ -184,11 +184,8 @@ class Ledger:
         if stale:
             return {}, "the rule is younger than its receipts"
         fewest = min(runs, key=lambda arm: len(runs[arm]))
-        enough = len(runs[fewest]) >= need
-        return (
-            {},
-            f"{len(shared)} of {need} seeds shared" if enough else f"{fewest} has {len(runs[fewest])} of {need} seeds",
-        )
+        who, number = (fewest, len(runs[fewest])) if len(runs[fewest]) < need else ("every arm", len(shared))
+        return {}, f"{who} has {number} of {need} seeds"
 
     def entry(self, claim: str) -> dict[str, Any]:
         """One claim for ``itm ledger --json``; ``verdicts`` has every dataset, the rest the one nearest to the paper."""

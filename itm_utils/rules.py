@@ -61,7 +61,7 @@ class Finding:
 
     def __str__(self) -> str:
         value, low, high = (f"{number:+.3g}" if abs(number) < 1 else f"{number:+.1f}" for number in self.interval)
-        return f"{self.comparison}: {value}" + (f" [{low}, {high}], {self.runs} runs" if self.runs else "")
+        return f"{self.comparison}: {value}" + (f" [{low}, {high}], n = {self.runs}" if self.runs else "")
 
 
 def rule_digest(rule: Mapping[str, Any]) -> str:
@@ -169,7 +169,7 @@ def _metric(receipt: Mapping[str, Any], metric: str) -> float:
 
 
 def _printed(row: Mapping[str, Any], metric: str) -> float | None:
-    values = [row.get(name) or row.get(f"{name}_computed") for name in metric.split("-")]
+    values = [row[name] if row.get(name) is not None else row.get(f"{name}_computed") for name in metric.split("-")]
     return None if None in values else values[0] - sum(values[1:])
 
 

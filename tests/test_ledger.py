@@ -389,7 +389,7 @@ def test_result_pages_show_the_papers_numbers_with_ours_beside(root: Path) -> No
     row = next(
         line for line in page(Ledger(root), "MMCA").splitlines() if line.startswith("| **MMCA**") and "74.2" in line
     )
-    assert "420.2" in row and "3 seeds" in row
+    assert "420.2" in row and row.endswith("] (3) |")
     assert "Two models" in page(Ledger(root), "DCPA") and "six recalls add up to 496.7" in page(Ledger(root), "DCPA")
     assert "that DCPA marks as two models" in page(Ledger(root), "AOQ")
     assert "read as 88.7" in page(Ledger(root), "CCR_CCS")
@@ -400,8 +400,15 @@ def test_the_lab_page_lists_arms_best_first(root: Path) -> None:
     put(root, ALL, (280, 281, 279))
     put(root, WARM, (300,))
     lines = [line for line in page(Ledger(root), "lab").splitlines() if line.startswith("| VSE")]
-    assert lines[0].startswith(f"| {escape(WARM)}") and "1 seed, over pictures" in lines[0]
-    assert "336.0 \\[334.5, 337.5\\], 3 seeds" in lines[1].replace("333.0", "334.5").replace("339.0", "337.5")
+    assert lines[0].startswith(f"| {escape(WARM)}") and "\\] (1) |" in lines[0]
+    assert "| 336.0 \\[333.0, 339.0\\] (3) | 56.0 " in lines[1]  # half-width: 4.303 times 1.2 over the root of 3
+
+
+def test_what_has_headings_begins_with_one(root: Path) -> None:
+    """Sphinx puts a directive's text before its first heading to the end of the page."""
+    for name in ("claims", "foundations", "lab", "uncertainty", "MMCA", "DCPA", "AOQ", "CCR_CCS"):
+        text = page(Ledger(root), name)
+        assert text.startswith("## ") or not re.search(r"^#+ ", text, re.MULTILINE), name
 
 
 def test_committed_pages_hold_no_verdict_of_their_own() -> None:
