@@ -14,7 +14,6 @@ from itm_utils.matcher import Attention, ImageBatch, Images, Scores, TextBatch, 
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.scan import (
     EPS,
-    Group,
     RegionsAndWords,
     TILE,
     TINY,
@@ -135,11 +134,10 @@ class Tile(NamedTuple):
     nodes: Tensor  # (m, n, 1 + w, s): the whole pair first, then its words
 
 
-def cut(group: Group, step: int) -> list[Group]:
-    """A group as groups of at most ``step`` items, at least one."""
-    step = max(1, min(step, len(group.index)))
-    parts = zip(*(field.split(step) for field in group), strict=True)
-    return [Group(*part) for part in parts]
+def by_shape(vectors: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
+    """Vectors (m, x, s) of all words as (m, n, w, s) for each shape (w, n)."""
+    parts = zip(vectors.split([w * n for w, n in shapes], dim=1), shapes, strict=True)
+    return [part.unflatten(1, shape).transpose(1, 2) for part, shape in parts]
 
 
 # cell gate-norm
@@ -368,35 +366,62 @@ class SGRAF(RegionsAndWords):
         whole = self.one_text(words, batch.mask).to(words.dtype)
         return Texts(local=words, mask=batch.mask, pooled=whole)
 
-    def nodes(
-        self, regions: Tensor, words: Tensor, shape: tuple[int, int], *wholes: Tensor
+    def in_work(self, numbers: int, items: int) -> int:
+        """How many items of so many numbers may be in work at a time: a processor's cache full.
+
+        In training all of them: they are kept for the way back anyway.
+        """
+        most = TILE.get(self.judge.weight.device.type, 2**26) // numbers
+        return items if self.training else max(1, min(items, most))
+
+    def compare_words(
+        self, regions: Tensor, words: Tensor, shapes: list[tuple[int, int]]
     ) -> Tensor:
-        """Nodes (m, n, 1 + w, s). ``shape`` is (w, n); wholes: (m, ?, d) and (?, n, d)."""
-        apart = differences(regions, words, [shape], self.temperature)
-        local = unit(self.read_word(apart.square())).unflatten(1, shape)  # (m, w, n, s)
-        whole = compare(*wholes, self.read_whole)  # (m, n, s)
-        return torch.cat([whole[:, :, None], local.transpose(1, 2)], dim=2)
+        """Similarity vectors (m, x, s) of words with what they found, as in ``differences``."""
+        apart = differences(regions, words, shapes, self.temperature)
+        return unit(self.read_word(apart.square()))
 
     def tiles(self, images: Images, texts: Texts) -> Iterator[Tile]:
-        """All pairs, a few at a time: what they need fits into a processor's cache.
-
-        In training everything is kept for the way back, so nothing is cut.
-        """
-        most = 2**62 if self.training else TILE.get(texts.local.device.type, 2**26)
-        rows = pack(images)
-        for columns in pack(texts):
-            word_numbers = columns.vectors[0].numel()  # of one sentence
-            for some in cut(columns, most // word_numbers):
-                words = some.vectors.transpose(0, 1).flatten(0, 1)  # all first words, …
-                shape = (some.vectors.shape[1], len(some.index))
-                for group in rows:
-                    for few in cut(group, most // words.numel()):
-                        wholes = (
-                            images.pooled[few.index][:, None],
-                            texts.pooled[some.index][None],
+        """The nodes of all pairs, a few pictures with a few sentences at a time."""
+        rows, by_length = pack(images), texts.mask.sum(dim=1).argsort(stable=True)
+        numbers = texts.local[0].numel()  # of one sentence
+        for captions in by_length.split(self.in_work(numbers, len(texts))):
+            columns = pack(texts[captions])
+            words = [g.vectors.transpose(0, 1).flatten(0, 1) for g in columns]
+            words = torch.cat(words)  # (x, d): all first words, all second words, …
+            shapes = [tuple(reversed(group.where.shape)) for group in columns]
+            for group in rows:
+                several = self.in_work(
+                    len(words) * self.judge.in_features, len(group.index)
+                )
+                few = self.in_work(words.numel(), several)
+                for image, regions in zip(
+                    group.index.split(several),
+                    group.vectors.split(several),
+                    strict=True,
+                ):
+                    vectors = [
+                        self.compare_words(part, words, shapes)
+                        for part in regions.split(few)
+                    ]
+                    locals_ = by_shape(torch.cat(vectors), shapes)
+                    for column, local in zip(columns, locals_, strict=True):
+                        yield self.tile(
+                            images, texts, image, captions[column.index], local
                         )
-                        nodes = self.nodes(few.vectors, words, shape, *wholes)
-                        yield Tile(few.index, some.index, nodes)
+
+    def tile(
+        self,
+        images: Images,
+        texts: Texts,
+        image: Tensor,
+        caption: Tensor,
+        local: Tensor,
+    ) -> Tile:
+        """Put the whole pairs before their words."""
+        wholes = images.pooled[image][:, None], texts.pooled[caption]
+        whole = compare(*wholes, self.read_whole)[:, :, None]
+        return Tile(image, caption, torch.cat([whole, local], dim=2))
 
     def score(self, images: Images, texts: Texts) -> Scores:
         values, places = [], []
@@ -413,9 +438,11 @@ class SGRAF(RegionsAndWords):
         with full_precision(images.local):
             for group, other in pack_pairs(images, texts):
                 index, shape = group.index, (other.vectors.shape[1], 1)
-                wholes = images.pooled[index][:, None], texts.pooled[index][:, None]
-                nodes = self.nodes(group.vectors, other.vectors, shape, *wholes)
-                tiles.append(Tile(index[:1], index, nodes.transpose(0, 1)))
+                local = self.compare_words(group.vectors, other.vectors, [shape])
+                wholes = images.pooled[index], texts.pooled[index]
+                whole = compare(*wholes, self.read_whole)[:, None]
+                nodes = torch.cat([whole, local], dim=1)[None]  # (1, b, 1 + w, s)
+                tiles.append(Tile(index[:1], index, nodes))
             done = [(t.captions, self.judge(v).sigmoid()) for t, v in self.head(tiles)]
         order = torch.cat([index for index, _ in done]).argsort()
         return Scores.same(torch.cat([value[0, :, 0] for _, value in done])[order])
@@ -458,12 +485,13 @@ def sgraf_by_loop(model: "SGRAF", images: Images, texts: Texts) -> Tensor:
     """Scores (i, c), one caption at a time, every vector built; no region masks."""
     columns = []
     for words, mask, whole in zip(texts.local, texts.mask, texts.pooled, strict=True):
-        words = words[mask]  # (w, d)
-        affinity = images.local @ words.T  # (i, r, w)
-        shapes = [(len(words), 1)]
+        repeated = words[mask].expand(len(images), -1, -1)  # (i, w, d)
+        keys, queries = images.local, repeated
+        affinity = keys @ queries.mT  # (i, k, q)
+        shapes = [(queries.shape[1], 1)]
         weights = attend(affinity, shapes, FIRST_NORM, model.temperature)
-        found = unit(weights.mT @ images.local)  # (i, w, d)
-        local = compare(found, words, model.read_word)
+        attended = weights.mT @ keys  # (i, q, d)
+        local = compare(unit(attended), queries, model.read_word)
         whole = compare(images.pooled, whole, model.read_whole)
         nodes = torch.cat([whole[:, None], local], dim=1)  # (i, 1 + w, s)
         summary = filter_nodes if isinstance(model.head, SAF) else reason
