@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,14 @@ from toy_dataset import write_toy_dataset
 
 import itm_utils.models
 from itm_utils.batches import PairDataset, WordCaptions
-from itm_utils.matcher import Matcher
+from itm_utils.matcher import Matcher, TextBatch
 from itm_utils.precomp import PrecompSplit, open_split
 from itm_utils.text import Vocabulary
 
 # Two threads on two busy cores wait for each other; one thread a process is faster and repeatable.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+TOKEN_DIM = 12  # width of the toy token states
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +45,21 @@ def toy_pairs(toy_train: PrecompSplit, toy_vocabulary: Vocabulary) -> PairDatase
     return PairDataset(toy_train, WordCaptions(toy_train, toy_vocabulary))
 
 
+class WordsAndStates(WordCaptions):
+    """Captions as word ids and as token states at once: every matcher finds what it reads."""
+
+    def batch(self, captions, spans: bool = False) -> TextBatch:
+        batch = super().batch(captions, spans)
+        table = torch.randn(100, TOKEN_DIM, generator=torch.Generator().manual_seed(0))
+        return replace(batch, features=table[batch.words] * batch.mask[..., None])
+
+
+@pytest.fixture
+def any_pairs(toy_train: PrecompSplit, toy_vocabulary: Vocabulary) -> PairDataset:
+    """Training pairs for any matcher."""
+    return PairDataset(toy_train, WordsAndStates(toy_train, toy_vocabulary))
+
+
 def exported(kind: type | None = None) -> list:
     """Every class or function that the chapters export, optionally only subclasses of ``kind``."""
     found = []
@@ -58,4 +75,5 @@ def exported(kind: type | None = None) -> list:
 
 def small(matcher: type[Matcher], vocabulary_size: int, image_dim: int) -> Matcher:
     """A matcher of a few units, built from the arguments that all of them share."""
-    return matcher(vocabulary_size=vocabulary_size, image_dim=image_dim, width=8)
+    states = {"token_dim": TOKEN_DIM} if "token_dim" in inspect.signature(matcher).parameters else {}
+    return matcher(vocabulary_size=vocabulary_size, image_dim=image_dim, width=8, **states)

@@ -35,9 +35,9 @@ def test_there_is_something_to_test() -> None:
 
 
 @pytest.mark.parametrize("matcher", MATCHERS, ids=lambda cls: cls.__name__)
-def test_matcher_on_another_device(matcher: type[Matcher], toy_pairs: PairDataset) -> None:
-    model = small(matcher, 30, toy_pairs.split.feature_dim).to("meta")
-    batch = meta_batch(toy_pairs)
+def test_matcher_on_another_device(matcher: type[Matcher], any_pairs: PairDataset) -> None:
+    model = small(matcher, 30, any_pairs.split.feature_dim).to("meta")
+    batch = meta_batch(any_pairs)
     images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
     all_pairs, pairs = model.score(images, texts), model.score_pairs(images, texts)
     assert all_pairs.i2t.shape == all_pairs.t2i.shape == (4, 4)
@@ -49,23 +49,23 @@ def test_matcher_on_another_device(matcher: type[Matcher], toy_pairs: PairDatase
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("matcher", MATCHERS, ids=lambda cls: cls.__name__)
-def test_objective_on_another_device(matcher: type[Matcher], objective: type, toy_pairs: PairDataset) -> None:
-    model = small(matcher, 30, toy_pairs.split.feature_dim).to("meta")
-    loss, _ = objective()(model, meta_batch(toy_pairs))
+def test_objective_on_another_device(matcher: type[Matcher], objective: type, any_pairs: PairDataset) -> None:
+    model = small(matcher, 30, any_pairs.split.feature_dim).to("meta")
+    loss, _ = objective()(model, meta_batch(any_pairs))
     assert loss.device.type == "meta"
     loss.backward()
 
 
 @pytest.mark.parametrize("matcher", MATCHERS, ids=lambda cls: cls.__name__)
-def test_scores_do_not_depend_on_the_rest_of_the_batch(matcher: type[Matcher], toy_pairs: PairDataset) -> None:
+def test_scores_do_not_depend_on_the_rest_of_the_batch(matcher: type[Matcher], any_pairs: PairDataset) -> None:
     torch.manual_seed(0)
-    model = small(matcher, 30, toy_pairs.split.feature_dim).eval()
-    batch = toy_pairs[list(range(0, 40))]
+    model = small(matcher, 30, any_pairs.split.feature_dim).eval()
+    batch = any_pairs[list(range(0, 40))]
     images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
     together = model.score(images, texts)
     torch.testing.assert_close(model.score_pairs(images, texts).i2t, together.i2t.diagonal())
     shortest = int(batch.texts.lengths.argmin())
-    alone = toy_pairs[[shortest]]
+    alone = any_pairs[[shortest]]
     one = model.score(model.encode_images(alone.images), model.encode_texts(alone.texts))
     torch.testing.assert_close(one.t2i[0, 0], together.t2i[shortest, shortest])
     torch.testing.assert_close(one.i2t[0, 0], together.i2t[shortest, shortest])
