@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,20 +137,23 @@ def sizes_of(folder: Path) -> Sizes:
     return PUBLISHED[name]
 
 
-def empty_batch(pairs: int, sizes: Sizes) -> PairBatch:
-    """A batch without numbers: only shapes are needed to count."""
-    ids = torch.arange(pairs, device="meta")
-    boxes = torch.empty(pairs, sizes.regions, 4, device="meta")
-    images = ImageBatch(
-        regions=torch.empty(pairs, sizes.regions, sizes.image_dim, device="meta"),
-        mask=torch.ones(pairs, sizes.regions, dtype=torch.bool, device="meta"),
-        boxes=boxes,
-        sizes=torch.ones(pairs, 2, device="meta"),
-        ids=ids,
-    )
-    lengths = torch.full((pairs,), WORDS, device="meta")
-    words = torch.ones(pairs, WORDS, dtype=torch.long, device="meta")
-    return PairBatch(images=images, texts=TextBatch(lengths=lengths, ids=ids, words=words))
+def empty_batch(pairs: int, sizes: Sizes, token_dim: int) -> PairBatch:
+    """A batch without numbers: only shapes are needed to count. token_dim: width of cached token states; 0 for words."""
+    with torch.device("meta"):
+        ids = torch.arange(pairs)
+        images = ImageBatch(
+            regions=torch.empty(pairs, sizes.regions, sizes.image_dim),
+            mask=torch.ones(pairs, sizes.regions, dtype=torch.bool),
+            boxes=torch.empty(pairs, sizes.regions, 4),
+            sizes=torch.ones(pairs, 2),
+            ids=ids,
+        )
+        texts = TextBatch(lengths=torch.full((pairs,), WORDS), ids=ids)
+        if token_dim:
+            texts = replace(texts, features=torch.empty(pairs, WORDS, token_dim))
+        else:
+            texts = replace(texts, words=torch.ones(pairs, WORDS, dtype=torch.long))
+    return PairBatch(images=images, texts=texts)
 
 
 def empty_model(job: Job, sizes: Sizes) -> Matcher:
@@ -168,7 +171,7 @@ def count_step(job: Job, sizes: Sizes) -> tuple[float, float]:
         held[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
-    batch = empty_batch(job.parameters["batch_size"], sizes)
+    batch = empty_batch(job.parameters["batch_size"], sizes, job.parameters.get("token_dim", 0))
     with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
         loss = hinge_loss(model.score(images, texts), 0.2, True)
@@ -179,7 +182,7 @@ def count_step(job: Job, sizes: Sizes) -> tuple[float, float]:
 
 def count_pairs(job: Job, sizes: Sizes, block: int = 32) -> float:
     """Operations of scoring one image with one caption."""
-    model, batch = empty_model(job, sizes).eval(), empty_batch(block, sizes)
+    model, batch = empty_model(job, sizes).eval(), empty_batch(block, sizes, job.parameters.get("token_dim", 0))
     with torch.no_grad():
         images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
         with FlopCounterMode(display=False) as counter:

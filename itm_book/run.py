@@ -101,12 +101,11 @@ def make_jobs(recipe: Recipe, seeds: list[int] | None, overrides: dict[str, Any]
 
 
 def search_jobs(recipe: Recipe, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
-    """The recipe itself, and each choice alone, on dev with a seed of its own."""
-    jobs = make_jobs(recipe, [SEARCH_SEED], overrides | {"evaluate_on": "dev"})
+    """Each choice alone, everything else as in the recipe, on dev with a seed of its own."""
+    jobs = []
     for name, values in choices.items():
         for value in values:
-            if value != recipe.values(overrides)[name]:
-                jobs += make_jobs(recipe, [SEARCH_SEED], overrides | {name: value, "evaluate_on": "dev"})
+            jobs += make_jobs(recipe, [SEARCH_SEED], overrides | {name: value, "evaluate_on": "dev"})
     return jobs
 
 

@@ -29,76 +29,7 @@ from itm_utils.metrics import Ranks, summarise_folds
 
 PACKAGES = ("itm-utils", "torch", "numpy", "transformers", "accelerate")
 RESULTS = Path(__file__).resolve().parents[1] / "results"  # of the repository; a package without it has no receipts
-NUMBER = {"type": "number"}
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": [
-        "schema",
-        "chapter",
-        "arm",
-        "seed",
-        "dataset",
-        "parameters",
-        "models",
-        "protocol",
-        "metrics",
-        "ranks",
-        "rules",
-        "run",
-        "seal",
-    ],
-    "properties": {
-        "schema": {"const": 2},
-        "chapter": {"type": "string", "pattern": "^[0-9]{2}_[a-z0-9_]+$"},
-        "arm": {
-            "type": "string",
-            "minLength": 1,
-            "description": "which of the chapter's comparisons this run is",
-        },
-        "seed": {"type": "integer", "minimum": 0},
-        "dataset": {
-            "type": "object",
-            "required": ["name", "split", "fingerprint"],
-            "additionalProperties": False,
-            "properties": {name: {"type": "string", "minLength": 1} for name in ("name", "split", "fingerprint")},
-        },
-        "parameters": {"type": "object"},
-        "models": {"type": "integer", "minimum": 1, "description": "1: a single model; more: an ensemble"},
-        "protocol": {"type": "string", "minLength": 1},
-        "metrics": {
-            "type": "object",
-            "minProperties": 1,
-            "additionalProperties": {
-                "type": "object",
-                "required": ["value"],
-                "additionalProperties": False,
-                "properties": {"value": NUMBER, "low": NUMBER, "high": NUMBER},
-            },
-        },
-        "ranks": {"type": ["string", "null"], "description": "hash of the ranks beside the receipt"},
-        "rules": {
-            "type": "object",
-            "additionalProperties": {"type": "string"},
-            "description": "claims that this run is evidence for → hash of their rule as it stood when the run began",
-        },
-        "seal": {"type": "string", "description": "hash of everything else"},
-        "run": {
-            "type": "object",
-            "required": ["finished", "seconds", "device", "machine", "python", "versions", "commit"],
-            "additionalProperties": False,
-            "properties": {
-                "finished": {"type": "string", "format": "date-time"},
-                "seconds": {"type": "number", "minimum": 0},
-                "device": {"type": "string"},
-                "machine": {"type": "string"},
-                "python": {"type": "string"},
-                "versions": {"type": "object", "additionalProperties": {"type": "string"}},
-                "commit": {"type": ["string", "null"]},
-            },
-        },
-    },
-}
+SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("receipt_schema.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

@@ -102,12 +102,10 @@ def test_other_settings_are_another_arm_in_another_folder() -> None:
 def test_a_search_is_judged_on_dev_with_a_seed_of_its_own() -> None:
     scan = recipe("02_scan_scenes_t2i_avg")
     rate = scan.parameters["learning_rate"]
-    jobs = search_jobs(scan, {"learning_rate": [0.001, rate], "width": [32]}, {})
-    assert [(job.parameters["learning_rate"], job.parameters["width"]) for job in jobs] == [
-        (rate, 64),
-        (0.001, 64),
-        (rate, 32),
-    ]
+    jobs = search_jobs(scan, {"learning_rate": [0.001, 0.5], "width": [32]}, {})
+    tried = [(job.parameters["learning_rate"], job.parameters["width"]) for job in jobs]
+    assert tried == [(0.001, 64), (0.5, 64), (rate, 32)]
+    assert jobs[0].parameters["arm"] == "SCAN t2i AVG learning_rate=0.001"
     assert {job.parameters["evaluate_on"] for job in jobs} == {"dev"}
     assert {job.seed for job in jobs}.isdisjoint(read_seeds(scan.seeds))
 
