@@ -44,7 +44,7 @@ def relations(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
     return affinity.masked_fill(~mask[:, None, :], 0) / count
 
 
-# cell on-regions
+# cell reasoning-step
 def on_regions(layer: Callable[[Tensor], Tensor], x: Tensor, mask: Tensor) -> Tensor:
     """Apply a layer to the real rows of (i, r, d) only; padding becomes zero."""
     if mask.is_meta:  # shapes without numbers: every region counts as real
@@ -53,7 +53,6 @@ def on_regions(layer: Callable[[Tensor], Tensor], x: Tensor, mask: Tensor) -> Te
     return changed.new_zeros(x.shape).index_put((mask,), changed)
 
 
-# cell reasoning-step
 class ReasoningStep(nn.Module):
     """Every region takes something from all others, and adds it to what it is."""
 
@@ -385,7 +384,6 @@ def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
     return ours | {"variant": variant, "norm_axis": "regions"}
 
 
-# cell public-values
 def public_values(model: VSRN, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     """Our values for the intermediate arrays of a golden case."""
     images, texts = batches(arrays)
