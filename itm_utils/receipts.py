@@ -143,7 +143,7 @@ def check_receipt(receipt: Any, where: str | Path) -> dict[str, Any]:
 
 def receipt_path(receipt: Mapping[str, Any], folder: str | Path) -> Path:
     """``<chapter>/<arm>_<dataset>_s<seed>.json``; what was measured on dev chose settings, and goes to ``search/``."""
-    protocol = f"_{receipt['protocol']}" if receipt["protocol"] in ("1K", "5K") else ""
+    protocol = "" if receipt["protocol"].startswith("all") else f"_{receipt['protocol']}"
     name = f"{receipt['arm']}_{receipt['dataset']['name']}{protocol}_s{receipt['seed']}.json"
     place = Path(folder) / receipt["chapter"] / ("search" if receipt["dataset"]["split"] == "dev" else "")
     return place / name.replace("/", "-").replace(" ", "-")
