@@ -34,6 +34,8 @@ def kept_as_published(weights: Tensor, focal: str) -> Tensor:
 
 
 # cell refocus
+FOCALS = ("equal", "prob", "none")
+TIES = ("keep", "drop")
 TIE = 1e-5  # a weight this close to the bar, relative to it, is as good as on it
 
 
@@ -58,7 +60,7 @@ def refocus(weights: Tensor, focal: str, ties: str = "keep") -> Tensor:
     return rest * rest.sum(dim=1, keepdim=True).reciprocal()
 
 
-# cell focal-look
+# cell focal-score
 def focal_look(
     affinity: Tensor,
     shapes: list[tuple[int, int]],
@@ -69,6 +71,21 @@ def focal_look(
     """Focal weights (m, k, x): look as SCAN does, then drop and share."""
     weights = attend(affinity, shapes, "clipped_l2norm", temperature)
     return refocus(weights, focal, ties)
+
+
+def focal_score(
+    affinity: Tensor,
+    gram: Tensor,
+    query_length: Tensor,
+    shapes: list[tuple[int, int]],
+    temperature: float,
+    focal: str,
+    ties: str,
+) -> Tensor:
+    """Affinities (m, k, x) to scores (m, n): look, refocus, compare, average."""
+    weights = focal_look(affinity, shapes, temperature, focal, ties)
+    relevance = cosine_from_gram(affinity, weights, gram, query_length)
+    return torch.cat([part.mean(dim=1) for part in by_item(relevance, shapes)], dim=-1)
 
 
 # cell score-by-loop
@@ -88,22 +105,6 @@ def score_by_loop(
             column = column + relevance.mean(dim=1)
         columns.append(column)
     return torch.stack(columns, dim=1)
-
-
-# cell focal-score
-def focal_score(
-    affinity: Tensor,
-    gram: Tensor,
-    query_length: Tensor,
-    shapes: list[tuple[int, int]],
-    temperature: float,
-    focal: str,
-    ties: str,
-) -> Tensor:
-    """Affinities (m, k, x) to scores (m, n): look, refocus, compare, average."""
-    weights = focal_look(affinity, shapes, temperature, focal, ties)
-    relevance = cosine_from_gram(affinity, weights, gram, query_length)
-    return torch.cat([part.mean(dim=1) for part in by_item(relevance, shapes)], dim=-1)
 
 
 # cell public-options
@@ -128,10 +129,6 @@ def from_public_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # cell bfan-class
-FOCALS = ("equal", "prob", "none")
-TIES = ("keep", "drop")
-
-
 class BFAN(RegionsAndWords):
     """Bidirectional focal attention: words look at regions and regions at words."""
 
@@ -171,10 +168,6 @@ class BFAN(RegionsAndWords):
             "t2i": pair_attention(images, texts, self.look),
             "i2t": pair_attention(texts, images, self.look),
         }
-
-    def bytes_per_pair(self, images: Images, texts: Texts) -> int:
-        """One direction at a time: affinities, and at most five tensors of their size."""
-        return 4 * 6 * images.local.shape[1] * texts.local.shape[1]
 
     @classmethod
     def from_public(
