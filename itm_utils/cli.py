@@ -38,7 +38,7 @@ def parity(
     folder: Annotated[Path, typer.Argument(help="Golden cases, e.g. tests/golden.")],
 ) -> None:
     """Compare our models with what the public implementations computed; fail beyond the tolerances."""
-    from itm_utils.parity import run_folder
+    from itm_book.golden import run_folder
 
     beyond = cases = 0
     for row in run_folder(folder):
@@ -88,6 +88,6 @@ def evaluate(
     folds: Annotated[int, typer.Option(min=1, help="5 for COCO's 1K protocol on testall.")] = 1,
 ) -> None:
     """Evaluate published weights with our model of the same name."""
-    from itm_utils.published import evaluate_published
+    from itm_book.published import evaluate_published
 
     typer.echo(str(evaluate_published(public, model, data, vocabulary, split, folds)))

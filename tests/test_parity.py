@@ -12,14 +12,15 @@ import torch
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
+from itm_book.golden import run_case, run_folder
+from itm_book.published import evaluate_published, read_published
 from itm_utils.batches import PairDataset, WordCaptions
 from itm_utils.cli import app
 from itm_utils.errors import ItmError
 from itm_utils.metrics import evaluate
 from itm_utils.models.scan import SCAN
-from itm_utils.parity import Row, run_case, run_folder
+from itm_utils.parity import Row
 from itm_utils.precomp import open_split
-from itm_utils.published import evaluate_published, read_published
 from itm_utils.text import Vocabulary
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from itm_book.golden import run_folder
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, TextBatch, Texts, length_mask
 from itm_utils.models.pfan import (
@@ -28,7 +29,7 @@ from itm_utils.models.pfan import (
     to_blocks,
 )
 from itm_utils.models.scan import POOLINGS, SCAN
-from itm_utils.parity import batches, run_folder
+from itm_utils.parity import batches
 
 GOLDEN = Path(__file__).parent / "golden" / "pfan"
 SIZE = torch.tensor([[64, 32]])  # a picture of 64 x 32 pixels, so that x and y cannot be mixed up

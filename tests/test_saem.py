@@ -12,13 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from itm_book.golden import run_case
 from itm_utils.bert import load_text_encoder
+from itm_utils.chapter import token_states
 from itm_utils.checkpoints import load_model, save_model
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, PairBatch, TextBatch, length_mask
 from itm_utils.models.saem import SAEM, WINDOWS, Bert, MultiHead, TextCNN, TransformerLayer, angular_loss, build
 from itm_utils.models.vsepp import HingeTriplet, hinge_loss
-from itm_utils.parity import our_name, run_case
+from itm_utils.parity import our_name
 
 GOLDEN = Path(__file__).parent / "golden" / "saem"
 SETTINGS = {"width": 8, "token_dim": 6, "feed_forward": 10, "channels": 5}
@@ -260,6 +262,8 @@ def test_public_weights_must_fit(tmp_path: Path) -> None:
         SAEM.from_public({k: v for k, v in weights.items() if "intermediate" not in k}, options)
     with pytest.raises(ItmError, match="no bert_config"):
         SAEM.from_public(weights, {k: v for k, v in options.items() if k != "bert_config"})
+    with pytest.raises(ItmError, match="the name of a file"):
+        SAEM.from_public(weights, options | {"trans_cfg": "t_cfg.json"})
     with pytest.raises(ItmError, match="the same number"):
         SAEM.from_public(weights, options | {"final_dims": 12})
     with pytest.raises(ItmError, match="one of cnn, pooling, rnn"):
@@ -282,6 +286,15 @@ def test_word_ids_without_a_bert_are_refused() -> None:
         model().encode_texts(batch)
     with pytest.raises(ItmError, match="one of cnn, pooling, rnn"):
         model(reader="trans")
+
+
+def test_captions_are_opened_as_the_parameters_say() -> None:
+    asked = {"text_encoder": "scenes-mini", "text_layers": "0,-1", "token_dim": 128}
+    assert callable(token_states(asked))
+    with pytest.raises(ItmError, match="Set token_dim to 64"):
+        token_states(asked | {"text_layers": "-1"})
+    with pytest.raises(ItmError, match="whole numbers such as 0,-1"):
+        token_states(asked | {"text_layers": "last"})
 
 
 def test_build_takes_the_chapters_parameters() -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from itm_book.golden import run_folder
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, TextBatch, Texts, length_mask
 from itm_utils.models import sgraf
 from itm_utils.models.sgraf import HEADS, SGRAF, GateNorm, OneVector, build, sgraf_by_loop
-from itm_utils.parity import run_folder
 from itm_utils.scoring import score_all
 
 GOLDEN = Path(__file__).parent / "golden" / "sgraf"
@@ -197,7 +197,7 @@ def test_padding_does_not_enter_the_statistics() -> None:
 
 @pytest.mark.parametrize("sizes", [(3, 3), (4, 2)])
 def test_slots_refuse_other_numbers_of_regions(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ItmError, match="region_slots: found .* exactly 4"):
+    with pytest.raises(ItmError, match=r"region_slots: found .* exactly 4"):
         model(region_slots=4).encode_images(image_batch(sizes))
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from itm_book.golden import run_case, run_folder
 from itm_utils.batches import PairDataset
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, PairBatch, TextBatch
@@ -26,7 +27,6 @@ from itm_utils.models.vsrn import (
     relations,
     writing_task,
 )
-from itm_utils.parity import run_case, run_folder
 
 GOLDEN = Path(__file__).parent / "golden" / "vsrn"
 PUBLIC = {
