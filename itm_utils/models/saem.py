@@ -225,6 +225,9 @@ def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
         if name not in options:
             raise problem("public options", f"no {name}", "all that shape the model")
     unit, text = options["trans_cfg"], options["bert_config"]
+    if not (isinstance(unit, Mapping) and isinstance(text, Mapping)):
+        found, expected = "the name of a file", "its content, as a mapping"
+        raise problem("trans_cfg, bert_config", found, expected)
     if unit["hidden_size"] != options["final_dims"]:
         found = f"{unit['hidden_size']} and {options['final_dims']}"
         raise problem("hidden_size, final_dims", found, "the same number")
