@@ -86,7 +86,6 @@ def block_weights(fit: Tensor, share: Tensor, position: str) -> Tensor:
     return weights / weights.sum(dim=-1, keepdim=True).clamp_min(EPS)
 
 
-# cell position-vectors
 def position_vectors(
     asked: Tensor, table: Tensor, blocks: Tensor, share: Tensor, position: str
 ) -> Tensor:
@@ -146,6 +145,9 @@ def pfan_by_loop(
 
 
 # cell read-blocks
+PUBLIC_BONUS = {"t2i": 0.5, "i2t": 0.0}
+
+
 def blocks_of(batch: ImageBatch, grid: int) -> tuple[Tensor, Tensor]:
     """Block numbers and shares of a batch, from pixel boxes or from a public block file."""
     expected = f"4 pixel coordinates a region, or {TOP} block numbers and {TOP} shares"
@@ -167,10 +169,20 @@ def blocks_of(batch: ImageBatch, grid: int) -> tuple[Tensor, Tensor]:
     return blocks, share
 
 
+def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Our keywords for the options of the public command line, public switches on."""
+    needed = ("split_size", "position_embed_size")
+    if missing := [name for name in needed if name not in options]:
+        raise problem("public options", f"no {', '.join(missing)}", "those of PFAN")
+    return from_public_options(options) | {
+        "bonus": PUBLIC_BONUS[options["cross_attn"]],
+        "position": "public",
+        "position_dim": options["position_embed_size"],
+        "grid": options["split_size"],
+    }
+
+
 # cell pfan-class
-PUBLIC_BONUS = {"t2i": 0.5, "i2t": 0.0}
-
-
 class PFAN(CrossAttention):
     """SCAN whose regions carry a position vector: of the blocks they cover, those that matter."""
 
@@ -197,16 +209,15 @@ class PFAN(CrossAttention):
         grid: int = 16,
         **encoders: Any,
     ) -> None:
-        chosen = check_choices(direction, first_norm, pooling)
-        chosen |= {"temperature": temperature, "lse": lse, "bonus": bonus}
         where = {"position": position, "position_dim": position_dim, "grid": grid}
         if position not in POSITIONS:
             raise problem("position", repr(position), f"one of {', '.join(POSITIONS)}")
+        chosen = check_choices(direction, first_norm, pooling)
+        chosen |= {"temperature": temperature, "lse": lse, "bonus": bonus}
         super().__init__(vocabulary_size, image_dim, **encoders, **chosen, **where)
         self.direction, self.position, self.grid = direction, position, grid
-        self.pair_score = partial(
-            pfan_score, **{k: v for k, v in chosen.items() if k != "direction"}
-        )
+        del chosen["direction"]
+        self.pair_score = partial(pfan_score, **chosen)
         self.look = partial(attend, first_norm=first_norm, temperature=temperature)
         if position == "none":
             return
@@ -231,17 +242,7 @@ class PFAN(CrossAttention):
     def from_public(
         cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
     ) -> Self:
-        needed = ("split_size", "position_embed_size")
-        if missing := [name for name in needed if name not in options]:
-            raise problem("public options", f"no {', '.join(missing)}", "those of PFAN")
-        model = cls(
-            **from_public_options(options),
-            bonus=PUBLIC_BONUS[options["cross_attn"]],
-            position="public",
-            position_dim=options["position_embed_size"],
-            grid=options["split_size"],
-        )
-        return load_public(model, state_dict)
+        return load_public(cls(**public_config(options)), state_dict)
 
 
 # cell build
@@ -271,7 +272,6 @@ def public_values(model: PFAN, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if name in arrays}
 
 
-# cell compare-case
 def compare_case(
     table: Table, about: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> bool:
