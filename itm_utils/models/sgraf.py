@@ -45,19 +45,22 @@ def compare(x: Tensor, y: Tensor, read: nn.Linear) -> Tensor:
 FIRST_NORM = "clipped_l2norm"  # of chapter 02; SGRAF knows no other
 
 
-def differences(
+def scaled_look(
     regions: Tensor, words: Tensor, shapes: list[tuple[int, int]], temperature: float
 ) -> Tensor:
-    """What each word found, at length one, minus the word: (m, x, d).
+    """Weights (m, r, x) of regions for each word, such that what it finds has length one.
 
     regions: (m, r, d). words: (x, d) or (m, x, d), in the order that ``attend`` wants.
     """
-    weights = attend(regions @ words.mT, shapes, FIRST_NORM, temperature)  # (m, r, x)
+    weights = attend(regions @ words.mT, shapes, FIRST_NORM, temperature)
     gram = regions @ regions.mT
     square = (weights * (gram @ weights)).sum(dim=1, keepdim=True)
-    scaled = weights / (square.clamp_min(TINY).sqrt() + EPS)
-    words = words.expand(len(regions), -1, -1)
-    return torch.baddbmm(words, scaled.mT, regions, beta=-1)  # product minus words
+    return weights / (square.clamp_min(TINY).sqrt() + EPS)
+
+
+def differences(regions: Tensor, words: Tensor, look: Tensor) -> Tensor:
+    """What each word found minus the word: (m, x, d). words: (m, x, d)."""
+    return torch.baddbmm(words, look.mT, regions, beta=-1)  # product minus words
 
 
 # cell norms
@@ -132,6 +135,22 @@ class Tile(NamedTuple):
     images: Tensor  # (m,) which pictures these are
     captions: Tensor  # (n,) which sentences
     nodes: Tensor  # (m, n, 1 + w, s): the whole pair first, then its words
+
+
+class Columns(NamedTuple):
+    """The words of some sentences side by side, in the order that ``attend`` wants."""
+
+    captions: list[Tensor]  # (n,) for each length: which sentences have it
+    words: Tensor  # (x, d): all first words of a length, then all second ones, …
+    shapes: list[tuple[int, int]]  # (w, n) for each length
+
+
+def side_by_side(texts: Texts, captions: Tensor) -> Columns:
+    """The real words of the given sentences; padding is left behind."""
+    groups = pack(texts[captions])
+    words = [group.vectors.transpose(0, 1).flatten(0, 1) for group in groups]
+    shapes = [tuple(reversed(group.where.shape)) for group in groups]
+    return Columns([captions[g.index] for g in groups], torch.cat(words), shapes)
 
 
 def by_shape(vectors: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
@@ -255,6 +274,7 @@ class SGR(nn.Module):
 
 
 # cell public-config
+HEADS = ("SAF", "SGR")
 PUBLIC_OPTIONS = {
     "vocab_size": "vocabulary_size",
     "img_dim": "image_dim",
@@ -265,6 +285,33 @@ PUBLIC_OPTIONS = {
     "sim_dim": "sim_dim",
     "module_name": "head",
     "sgr_step": "steps",
+}
+PUBLIC_ROUND = (
+    ("graph_query_w", "query"),
+    ("graph_key_w", "key"),
+    ("sim_graph_w", "out"),
+)
+PUBLIC_PARTS = {
+    "img_enc.fc": "region_map",
+    "txt_enc.embed": "word_table",
+    "txt_enc.cap_rnn": "gru",
+    "sim_enc.v_global_w.embedding_local.0": "one_image.each",
+    "sim_enc.v_global_w.embedding_local.1": "one_image.each_norm",
+    "sim_enc.v_global_w.embedding_global.0": "one_image.mean",
+    "sim_enc.v_global_w.embedding_global.1": "one_image.mean_norm",
+    "sim_enc.v_global_w.embedding_common.0": "one_image.weigh",
+    "sim_enc.t_global_w.embedding_local.0": "one_text.each",
+    "sim_enc.t_global_w.embedding_global.0": "one_text.mean",
+    "sim_enc.t_global_w.embedding_common.0": "one_text.weigh",
+    "sim_enc.sim_tranloc_w": "read_word",
+    "sim_enc.sim_tranglo_w": "read_whole",
+    "sim_enc.sim_eval_w": "judge",
+    "sim_enc.SAF_module.attn_sim_w": "head.gate",
+    "sim_enc.SAF_module.bn": "head.norm",
+} | {
+    f"sim_enc.SGR_module.{step}.{theirs}": f"head.steps.{step}.{ours}"
+    for step in range(16)  # as many rounds as anyone may have trained
+    for theirs, ours in PUBLIC_ROUND
 }
 SLOTS = "sim_enc.v_global_w.embedding_local.1.weight"  # one number a region slot
 
@@ -289,69 +336,32 @@ def public_config(
     }
 
 
-# cell sgraf-class
-HEADS = ("SAF", "SGR")
+# cell pair-nodes
+class PairNodes(RegionsAndWords):
+    """SCAN's encoders, a vector for each side as a whole, and the nodes of every pair.
 
-
-class SGRAF(RegionsAndWords):
-    """Similarity vectors of the whole pair and of each word, and a head that reads them.
-
-    head: SAF or SGR. region_slots: 0, or the number of regions that every picture
-    has, to compute both batch norms as the public code does.
+    region_slots: 0, or the number of regions that every picture has, to compute both
+    batch norms as the public code does.
     """
-
-    PUBLIC_NAMES: ClassVar[dict[str, str]] = {
-        "img_enc.fc": "region_map",
-        "txt_enc.embed": "word_table",
-        "txt_enc.cap_rnn": "gru",
-        "sim_enc.v_global_w.embedding_local.0": "one_image.each",
-        "sim_enc.v_global_w.embedding_local.1": "one_image.each_norm",
-        "sim_enc.v_global_w.embedding_global.0": "one_image.mean",
-        "sim_enc.v_global_w.embedding_global.1": "one_image.mean_norm",
-        "sim_enc.v_global_w.embedding_common.0": "one_image.weigh",
-        "sim_enc.t_global_w.embedding_local.0": "one_text.each",
-        "sim_enc.t_global_w.embedding_global.0": "one_text.mean",
-        "sim_enc.t_global_w.embedding_common.0": "one_text.weigh",
-        "sim_enc.sim_tranloc_w": "read_word",
-        "sim_enc.sim_tranglo_w": "read_whole",
-        "sim_enc.sim_eval_w": "judge",
-        "sim_enc.SAF_module.attn_sim_w": "head.gate",
-        "sim_enc.SAF_module.bn": "head.norm",
-    } | {
-        f"sim_enc.SGR_module.{step}.{theirs}": f"head.steps.{step}.{ours}"
-        for step in range(16)
-        for theirs, ours in (
-            ("graph_query_w", "query"),
-            ("graph_key_w", "key"),
-            ("sim_graph_w", "out"),
-        )
-    }
 
     def __init__(
         self,
         vocabulary_size: int,
         image_dim: int,
         width: int = 1024,
-        head: str = "SAF",
         sim_dim: int = 256,
-        steps: int = 3,
         temperature: float = 9.0,
         dropout: float = 0.4,
         region_slots: int = 0,
-        **encoders: Any,
+        **more: Any,
     ) -> None:
-        if head not in HEADS:
-            raise problem("head", repr(head), f"one of {', '.join(HEADS)}")
-        own = {"head": head, "sim_dim": sim_dim, "steps": steps, "dropout": dropout}
-        own |= {"temperature": temperature, "region_slots": region_slots}
-        super().__init__(vocabulary_size, image_dim, width, **encoders, **own)
+        own = {"sim_dim": sim_dim, "temperature": temperature, "dropout": dropout}
+        own |= {"region_slots": region_slots}
+        super().__init__(vocabulary_size, image_dim, width, **more, **own)
         self.temperature, self.drop = temperature, nn.Dropout(dropout)
         self.one_image = OneVector(width, dropout, region_slots)
         self.one_text = OneVector(width, dropout)
         self.read_word, self.read_whole = linear(width, sim_dim), linear(width, sim_dim)
-        by_caption = region_slots > 0
-        self.head = SAF(sim_dim, by_caption) if head == "SAF" else SGR(sim_dim, steps)
-        self.judge = linear(sim_dim, 1)
 
     def encode_images(self, batch: ImageBatch) -> Images:
         images = super().encode_images(batch)
@@ -366,62 +376,73 @@ class SGRAF(RegionsAndWords):
         whole = self.one_text(words, batch.mask).to(words.dtype)
         return Texts(local=words, mask=batch.mask, pooled=whole)
 
-    def in_work(self, numbers: int, items: int) -> int:
-        """How many items of so many numbers may be in work at a time: a processor's cache full.
-
-        In training all of them: they are kept for the way back anyway.
-        """
-        most = TILE.get(self.judge.weight.device.type, 2**26) // numbers
-        return items if self.training else max(1, min(items, most))
-
     def compare_words(
         self, regions: Tensor, words: Tensor, shapes: list[tuple[int, int]]
     ) -> Tensor:
-        """Similarity vectors (m, x, s) of words with what they found, as in ``differences``."""
-        apart = differences(regions, words, shapes, self.temperature)
-        return unit(self.read_word(apart.square()))
+        """Vectors (m, x, s) of words with what they found; arguments of ``scaled_look``."""
+        look = scaled_look(regions, words, shapes, self.temperature)
+        words = words.expand(len(regions), -1, -1)
+        few = self.in_work(words[0].numel(), len(words))
+        vectors = []
+        for some in zip(
+            *(side.split(few) for side in (regions, words, look)), strict=True
+        ):
+            apart = differences(*some)
+            # in place where no gradient needs what was there before
+            squared = apart.square() if torch.is_grad_enabled() else apart.square_()
+            vectors.append(self.read_word(squared))
+        return unit(torch.cat(vectors))
+
+    def in_work(self, numbers: int, items: int) -> int:
+        """How many items of so many numbers to work on at a time: a processor's cache full.
+
+        In training all of them: they are kept for the way back anyway.
+        """
+        most = TILE.get(self.read_word.weight.device.type, 2**26) // numbers
+        return items if self.training else max(1, min(items, most))
 
     def tiles(self, images: Images, texts: Texts) -> Iterator[Tile]:
-        """The nodes of all pairs, a few pictures with a few sentences at a time."""
+        """The nodes of all pairs, some pictures with some sentences at a time."""
         rows, by_length = pack(images), texts.mask.sum(dim=1).argsort(stable=True)
-        numbers = texts.local[0].numel()  # of one sentence
-        for captions in by_length.split(self.in_work(numbers, len(texts))):
-            columns = pack(texts[captions])
-            words = [g.vectors.transpose(0, 1).flatten(0, 1) for g in columns]
-            words = torch.cat(words)  # (x, d): all first words, all second words, …
-            shapes = [tuple(reversed(group.where.shape)) for group in columns]
+        some = self.in_work(texts.local[0].numel(), len(texts))
+        for columns in (side_by_side(texts, part) for part in by_length.split(some)):
             for group in rows:
-                several = self.in_work(
-                    len(words) * self.judge.in_features, len(group.index)
-                )
-                few = self.in_work(words.numel(), several)
-                for image, regions in zip(
-                    group.index.split(several),
-                    group.vectors.split(several),
-                    strict=True,
-                ):
-                    vectors = [
-                        self.compare_words(part, words, shapes)
-                        for part in regions.split(few)
-                    ]
-                    locals_ = by_shape(torch.cat(vectors), shapes)
-                    for column, local in zip(columns, locals_, strict=True):
-                        yield self.tile(
-                            images, texts, image, captions[column.index], local
-                        )
+                numbers = len(columns.words) * self.read_word.out_features
+                several = self.in_work(numbers, len(group.index))
+                parts = group.index.split(several), group.vectors.split(several)
+                for index, regions in zip(*parts, strict=True):
+                    vectors = self.compare_words(regions, *columns[1:])
+                    local = by_shape(vectors, columns.shapes)
+                    for captions, vectors in zip(columns.captions, local, strict=True):
+                        wholes = images.pooled[index][:, None], texts.pooled[captions]
+                        whole = compare(*wholes, self.read_whole)[:, :, None]
+                        nodes = torch.cat([whole, vectors], dim=2)
+                        yield Tile(index, captions, nodes)
 
-    def tile(
+
+# cell sgraf-class
+class SGRAF(PairNodes):
+    """The nodes of a pair and a head that reads them: SAF or SGR."""
+
+    PUBLIC_NAMES: ClassVar[dict[str, str]] = PUBLIC_PARTS
+
+    def __init__(
         self,
-        images: Images,
-        texts: Texts,
-        image: Tensor,
-        caption: Tensor,
-        local: Tensor,
-    ) -> Tile:
-        """Put the whole pairs before their words."""
-        wholes = images.pooled[image][:, None], texts.pooled[caption]
-        whole = compare(*wholes, self.read_whole)[:, :, None]
-        return Tile(image, caption, torch.cat([whole, local], dim=2))
+        vocabulary_size: int,
+        image_dim: int,
+        width: int = 1024,
+        head: str = "SAF",
+        steps: int = 3,
+        **more: Any,
+    ) -> None:
+        if head not in HEADS:
+            raise problem("head", repr(head), f"one of {', '.join(HEADS)}")
+        super().__init__(
+            vocabulary_size, image_dim, width, head=head, steps=steps, **more
+        )
+        sim_dim, by_caption = self.config["sim_dim"], self.config["region_slots"] > 0
+        self.head = SAF(sim_dim, by_caption) if head == "SAF" else SGR(sim_dim, steps)
+        self.judge = linear(sim_dim, 1)
 
     def score(self, images: Images, texts: Texts) -> Scores:
         values, places = [], []
@@ -453,9 +474,8 @@ class SGRAF(RegionsAndWords):
         return {"t2i": pair_attention(images, texts, look)}
 
     def bytes_per_pair(self, images: Images, texts: Texts) -> int:
-        """If nothing were cut into tiles: differences and squares, weights, nodes."""
-        regions, (words, width) = images.local.shape[1], texts.local.shape[1:]
-        return 4 * (words + 1) * (3 * width + 5 * regions + 6 * self.judge.in_features)
+        """A score, its place and their order; all that is large stays within a tile."""
+        return 64
 
     @classmethod
     def from_public(
@@ -532,12 +552,13 @@ def probe_values(model: SGRAF, images: Images, text: Texts) -> dict[str, Tensor]
     words = text.local[text.mask]
     repeated = text[torch.zeros(len(images), dtype=torch.long)]
     weights = model.attention(images, repeated)["t2i"].weights[:, : len(words)]
-    apart = differences(images.local, words, [(len(words), 1)], model.temperature)
+    shapes = [(len(words), 1)]
+    look = scaled_look(images.local, words, shapes, model.temperature)
     (tile,) = model.tiles(images, text)
     ((_, vector),) = model.head([tile])
     values = {
         "mid.probe_attn": weights,
-        "mid.probe_context": apart + words,
+        "mid.probe_context": look.mT @ images.local,
         "mid.probe_sim_emb": tile.nodes[:, 0],
         "mid.probe_vec": vector[:, 0],
     }
