@@ -18,7 +18,8 @@ from itm_utils.precomp import open_split
 from itm_utils.scoring import score_split
 from itm_utils.text import Vocabulary
 
-ENCODERS = ("img_enc", "txt_enc")  # the two state dictionaries of a public checkpoint, in this order
+# The state dictionaries of a public checkpoint, in this order; SGRAF has the third.
+ENCODERS = ("img_enc", "txt_enc", "sim_enc")
 
 
 def read_published(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -35,11 +36,11 @@ def read_published(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]
         lines = str(error).splitlines() or [type(error).__name__]
         reason = next((line.strip() for line in lines if "Unsupported global" in line), lines[0])
         raise problem(path, f"nothing that loads safely ({reason})", "a checkpoint with model and opt") from error
-    if not isinstance(parts, list | tuple) or len(parts) != len(ENCODERS):
+    if not isinstance(parts, list | tuple) or len(parts) not in (2, 3):
         found = f"{len(parts)} parts" if isinstance(parts, list | tuple) else f"a {type(parts).__name__}"
-        raise problem(path, f"{found} under model", f"{len(ENCODERS)} state dictionaries: {', '.join(ENCODERS)}")
+        raise problem(path, f"{found} under model", f"2 or 3 state dictionaries: {', '.join(ENCODERS)}")
     weights = {}
-    for encoder, part in zip(ENCODERS, parts, strict=True):
+    for encoder, part in zip(ENCODERS, parts, strict=False):
         for name, tensor in part.items():
             weights[f"{encoder}.{name.removeprefix('module.')}"] = tensor  # "module.": trained on several GPUs
     return weights, options

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from itm_book.golden import run_folder
+from itm_book.published import read_published
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, TextBatch, Texts, length_mask
 from itm_utils.models import sgraf
@@ -272,3 +276,16 @@ def test_what_cannot_be_mapped_is_refused(change: dict, message: str) -> None:
     options = {k: v for k, v in (options | change).items() if v is not None}
     with pytest.raises(ItmError, match=message):
         SGRAF.from_public(weights if change else {}, options)
+
+
+def test_a_published_checkpoint_of_three_parts_is_read(tmp_path: Path) -> None:
+    about = json.loads((GOLDEN / "given_sgr.json").read_text(encoding="utf-8"))
+    arrays = np.load(GOLDEN / "given_sgr.npz")
+    parts = [
+        {k[len(f"w.{part}.") :]: torch.from_numpy(arrays[k]) for k in arrays.files if k.startswith(f"w.{part}.")}
+        for part in ("img_enc", "txt_enc", "sim_enc")
+    ]
+    path = tmp_path / "model_best.pth.tar"
+    torch.save({"model": parts, "opt": argparse.Namespace(**about["options"])}, path)
+    loaded = SGRAF.from_public(*read_published(path))
+    assert loaded.config["region_slots"] == 9 and len(loaded.head.steps) == 3
