@@ -47,7 +47,7 @@ def relations(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
 # cell reasoning-step
 def on_regions(layer: Callable[[Tensor], Tensor], x: Tensor, mask: Tensor) -> Tensor:
     """Apply a layer to the real rows of (i, r, d) only; padding becomes zero."""
-    if mask.is_meta:  # shapes without numbers: every region counts as real
+    if mask.is_meta or mask.all():  # nothing to leave out, or no numbers to tell
         return layer(x.flatten(0, 1)).view_as(x)
     changed = layer(x[mask])
     return changed.new_zeros(x.shape).index_put((mask,), changed)
