@@ -9,4 +9,5 @@
 * ``pfan`` from ``notebooks/04_pfan.ipynb``
 * ``vsrn`` from ``notebooks/05_vsrn.ipynb``
 * ``saem`` from ``notebooks/06_saem.ipynb``
+* ``sgraf`` from ``notebooks/07_sgraf.ipynb``
 """
