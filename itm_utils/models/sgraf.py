@@ -406,18 +406,19 @@ class PairNodes(RegionsAndWords):
         rows, by_length = pack(images), texts.mask.sum(dim=1).argsort(stable=True)
         some = self.in_work(texts.local[0].numel(), len(texts))
         for columns in (side_by_side(texts, part) for part in by_length.split(some)):
+            captions = torch.cat(columns.captions)
             for group in rows:
                 numbers = len(columns.words) * self.read_word.out_features
                 several = self.in_work(numbers, len(group.index))
                 parts = group.index.split(several), group.vectors.split(several)
                 for index, regions in zip(*parts, strict=True):
-                    vectors = self.compare_words(regions, *columns[1:])
-                    local = by_shape(vectors, columns.shapes)
-                    for captions, vectors in zip(columns.captions, local, strict=True):
-                        wholes = images.pooled[index][:, None], texts.pooled[captions]
-                        whole = compare(*wholes, self.read_whole)[:, :, None]
-                        nodes = torch.cat([whole, vectors], dim=2)
-                        yield Tile(index, captions, nodes)
+                    local = self.compare_words(regions, *columns[1:])
+                    local = by_shape(local, columns.shapes)
+                    wholes = images.pooled[index][:, None], texts.pooled[captions]
+                    whole = compare(*wholes, self.read_whole)[:, :, None]
+                    whole = whole.split([n for _, n in columns.shapes], dim=1)
+                    for nodes in zip(columns.captions, whole, local, strict=True):
+                        yield Tile(index, nodes[0], torch.cat(nodes[1:], dim=2))
 
 
 # cell sgraf-class
