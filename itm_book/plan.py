@@ -115,11 +115,12 @@ def cost(job: Job, gpu: str) -> str:
     steps = job.parameters["epochs"] * (sizes.captions // job.parameters["batch_size"])
     total = steps * step + pair * sizes.test_images * sizes.test_captions
     hours = total / (peak * 1e12 * USED) / 3600
+    took = f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
     fits = "" if held < memory * 2**30 else f", more than the {memory} GiB of it"
     source = "sizes as published" if sizes.assumed else "sizes of the data"
     return (
         f"{steps:,} steps, {total:.1e} operations in matrix products, about {held / 2**30:.1f} GiB{fits}, "
-        f"at least {hours:.1f} h on one {gpu} if they reach {USED:.0%} of its peak ({source}; reading data, validation "
+        f"at least {took} on one {gpu} if they reach {USED:.0%} of its peak ({source}; reading data, validation "
         "and small operations come on top; an estimate, not a measurement)"
     )
 
