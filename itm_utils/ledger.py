@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,18 @@ def rules_for(chapter: str, arm: str) -> dict[str, str]:
     """Claim → digest of its rule as it stands now, for every claim that a run of this arm is evidence for."""
     if not (ROOT / "book/data/rules.yaml").is_file():  # the package without the book
         return {}
-    return Ledger().rules_for(chapter, arm)
+    return _the_book().rules_for(chapter, arm)
 
 
 def verdict(claim: str, dataset: str = "scenes") -> Verdict:
     """The verdict on a claim as the ledger page shows it, for chapters."""
-    return Ledger().verdict(claim, dataset)
+    return _the_book().verdict(claim, dataset)
+
+
+@cache
+def _the_book() -> Ledger:
+    """The ledger of this repository, read once: a chapter asks for several verdicts."""
+    return Ledger()
 
 
 class Ledger:
