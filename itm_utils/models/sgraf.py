@@ -390,26 +390,28 @@ class PairNodes(RegionsAndWords):
             apart = differences(*some)
             # in place where no gradient needs what was there before
             squared = apart.square() if torch.is_grad_enabled() else apart.square_()
-            vectors.append(self.read_word(squared))
-        return unit(torch.cat(vectors))
+            vectors.append(unit(self.read_word(squared)))
+        return torch.cat(vectors)
 
     def in_work(self, numbers: int, items: int) -> int:
-        """How many items of so many numbers to work on at a time: a processor's cache full.
-
-        In training all of them: they are kept for the way back anyway.
-        """
+        """How many items of so many numbers to work on at a time: a processor's cache full."""
         most = TILE.get(self.read_word.weight.device.type, 2**26) // numbers
-        return items if self.training else max(1, min(items, most))
+        return max(1, min(items, most))
 
     def tiles(self, images: Images, texts: Texts) -> Iterator[Tile]:
-        """The nodes of all pairs, some pictures with some sentences at a time."""
+        """The nodes of all pairs, some pictures with some sentences at a time.
+
+        In training with all: they are kept for the way back anyway.
+        """
         rows, by_length = pack(images), texts.mask.sum(dim=1).argsort(stable=True)
         some = self.in_work(texts.local[0].numel(), len(texts))
+        some = len(texts) if self.training else some
         for columns in (side_by_side(texts, part) for part in by_length.split(some)):
             captions = torch.cat(columns.captions)
             for group in rows:
                 numbers = len(columns.words) * self.read_word.out_features
                 several = self.in_work(numbers, len(group.index))
+                several = len(group.index) if self.training else several
                 parts = group.index.split(several), group.vectors.split(several)
                 for index, regions in zip(*parts, strict=True):
                     local = self.compare_words(regions, *columns[1:])
