@@ -55,6 +55,12 @@ def declared_parameters(source: str) -> dict[str, tuple[str, Any]]:
     }
 
 
+def annotated(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Name → (type, value) of what a notebook has annotated so far; from Python 3.14 on a function knows it."""
+    found = values.get("__annotations__") or values.get("__annotate__", lambda _: {})(1)
+    return {name: (kind.__name__, values[name]) for name, kind in found.items() if name in values}
+
+
 def check_parameters(values: Mapping[str, Any], declared: Mapping[str, tuple[str, Any]], where: str) -> None:
     """Every value has a declared name and the declared type."""
     for name, value in values.items():
@@ -132,6 +138,7 @@ class Chapter:
             elif source.startswith(INJECTED):
                 targets = [line.targets[0] for line in ast.parse(source).body if isinstance(line, ast.Assign)]
                 injected |= {ast.unparse(target) for target in targets}
+        declared = declared or annotated(values)  # nbval keeps no history of cells
         if not declared:
             raise problem(name, "no cell of parameters", "a cell of typed literals before this one")
         parameters = {key: values[key] for key in declared}

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,3 +78,8 @@ def small(matcher: type[Matcher], vocabulary_size: int, image_dim: int) -> Match
     """A matcher of a few units, built from the arguments that all of them share."""
     states = {"token_dim": TOKEN_DIM} if "token_dim" in inspect.signature(matcher).parameters else {}
     return matcher(vocabulary_size=vocabulary_size, image_dim=image_dim, width=8, **states)
+
+
+def listens_to_interrupts() -> None:
+    """For ``preexec_fn``: a shell starts its background jobs deaf to Ctrl-C, and they pass it on to their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -68,6 +68,14 @@ def test_a_whole_number_is_a_number_and_a_notebook_needs_parameters() -> None:
         Chapter.of_cells("02_scan", ["x = 1"], {})
 
 
+def test_without_a_history_of_cells_the_annotations_speak() -> None:
+    values: dict[str, object] = {}
+    exec(CELL, values)
+    assert Chapter.of_cells("02_scan", [""], values).parameters["learning_rate"] == 0.1
+    with pytest.raises(ItmError, match="a value of type int"):
+        Chapter.of_cells("02_scan", [""], values | {"epochs": "2"})
+
+
 def test_receipts_leave_out_what_changes_no_number() -> None:
     assert set(settings_of(started().parameters)) == {"size", "epochs", "batch_size", "learning_rate", "precision"}
 

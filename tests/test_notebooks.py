@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import listens_to_interrupts
 from nbformat import NotebookNode, v4
 from papermill.cli import papermill
 from PIL import Image
@@ -214,13 +215,14 @@ def test_interrupt_leaves_no_kernel_behind(path: Path) -> None:
     source = "import os, time\nfrom pathlib import Path\nPath('pid').write_text(str(os.getpid()))\ntime.sleep(300)"
     add_cell(path, code(source, "sleep"))
     command = [sys.executable, "-c", "from itm_utils.cli import app; app()", "notebooks", "run"]
-    process = subprocess.Popen(command, cwd=path.parent, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 40
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=path.parent, preexec_fn=listens_to_interrupts, **pipes)
+    deadline = time.monotonic() + 120
     while not (pid_file := path.parent / "pid").exists() or not pid_file.read_text():
         assert time.monotonic() < deadline and process.poll() is None, process.communicate()
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode != 0 and b"Traceback" not in errors
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import listens_to_interrupts
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
@@ -171,7 +172,8 @@ def test_an_interrupted_run_goes_on_to_the_same_receipt(tmp_path: Path) -> None:
     data = fake(tmp_path / "f30k", "test")
     whole = command("01_vsepp_f30k_vsepp", data, tmp_path / "whole", "arm=VSE++")
     cut = command("01_vsepp_f30k_vsepp", data, tmp_path / "cut", "arm=VSE++")
-    running = subprocess.Popen(cut, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    running = subprocess.Popen(cut, cwd=ROOT, preexec_fn=listens_to_interrupts, **pipes)
     deadline = time.monotonic() + 300
     while not list((tmp_path / "cut").rglob("step-*.safetensors")):
         assert running.poll() is None and time.monotonic() < deadline
