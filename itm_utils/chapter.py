@@ -58,7 +58,7 @@ def declared_parameters(source: str) -> dict[str, tuple[str, Any]]:
 def annotated(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Name → (type, value) of what a notebook has annotated so far; from Python 3.14 on a function knows it."""
     found = values.get("__annotations__") or values.get("__annotate__", lambda _: {})(1)
-    return {name: (kind.__name__, values[name]) for name, kind in found.items() if name in values}
+    return {name: (getattr(kind, "__name__", kind), values[name]) for name, kind in found.items() if name in values}
 
 
 def check_parameters(values: Mapping[str, Any], declared: Mapping[str, tuple[str, Any]], where: str) -> None:
