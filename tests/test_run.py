@@ -54,7 +54,7 @@ def test_the_arms_of_a_dataset_have_different_names() -> None:
     ("arguments", "message"),
     [
         (["02_scan_f30k"], "no such recipe"),
-        (["02_scan_scenes_t2i_avg", "-p", "wdith=3"], "Did you mean width?"),
+        (["02_scan_scenes_t2i_avg", "-p", "widths=3"], "Did you mean width?"),
         (["02_scan_scenes_t2i_avg", "-p", "width=wide"], "parameter width: found 'wide', expected an int"),
         (["02_scan_scenes_t2i_avg", "-p", "teach=1"], "true or false"),
         (["02_scan_scenes_t2i_avg", "-p", "width"], "name=value"),
