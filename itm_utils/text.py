@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from nltk.tokenize import NLTKWordTokenizer
-from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
 from itm_utils.errors import problem
 from itm_utils.files import write_text
 
 PAD, START, END, UNK = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL = (PAD, START, END, UNK)  # ids 0, 1, 2, 3 in every public vocabulary
-# Letters, single spaces and at most one full stop at the end: splitting at the spaces is what NLTK does, several times faster.
-PLAIN = re.compile(r"([A-Za-z]+(?: [A-Za-z]+)*)(?: ?(\.))?")
+# Words with single spaces or a comma and a space between them, and at most one full stop at the end: splitting there is
+# what NLTK does, several times faster.
+PLAIN = re.compile(r"([A-Za-z]+(?:,? [A-Za-z]+)*)(?: ?(\.))?")
 SPLIT_BY_NLTK = frozenset(("cannot", "gimme", "gonna", "gotta", "lemme", "wanna"))  # "can not", "gim me", …
 SENTENCE_END_INSIDE = re.compile(r"[.!?]\S*\s+\S")
 # Words that keep their full stop. NLTK's own list comes with a download; captions need only a few.
@@ -46,7 +46,12 @@ ABBREVIATIONS = {
 
 
 @cache
-def _tokenizers() -> tuple[PunktSentenceTokenizer, NLTKWordTokenizer]:
+def _tokenizers() -> tuple[Any, Any]:
+    """NLTK's sentence and word tokenizers."""
+    # Imported here: it takes a second, and plain captions do without.
+    from nltk.tokenize import NLTKWordTokenizer
+    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+
     parameters = PunktParameters()
     parameters.abbrev_types = set(ABBREVIATIONS)
     return PunktSentenceTokenizer(parameters), NLTKWordTokenizer()
@@ -70,7 +75,7 @@ def tokenize(caption: str) -> list[str]:
     ['two', 'dogs', 'are', "n't", 'barking', '.', 'one', 'sleeps', '.']
     """
     if isinstance(caption, str) and (plain := PLAIN.fullmatch(caption)):
-        words = plain[1].lower().split(" ")
+        words = plain[1].lower().replace(",", " ,").split(" ")
         if SPLIT_BY_NLTK.isdisjoint(words):
             return [*words, "."] if plain[2] else words
     return _tokenize_with_nltk(caption)

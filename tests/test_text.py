@@ -98,7 +98,14 @@ def test_missing_vocabulary(tmp_path: Path) -> None:
 WORDS = ("a", "A", "dog", "Dogs", "cannot", "gonna", "wanna", "lemme", "mr", "etc", "st", "i", "isn", "ll", "two")
 
 
-@given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6), st.sampled_from(("", ".", " .", "!", " . ", "..")))
-def test_the_short_way_through_plain_captions_gives_what_nltk_gives(words: list[str], end: str) -> None:
-    caption = " ".join(words) + end
+ENDS = ("", ".", " .", ",", "!", " . ", "..")
+
+
+@given(
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=6),
+    st.sampled_from((" ", ", ", " , ", ",", "  ")),
+    st.sampled_from(ENDS),
+)
+def test_the_short_way_through_plain_captions_gives_what_nltk_gives(words: list[str], between: str, end: str) -> None:
+    caption = " ".join(words[:-1]) + (between if len(words) > 1 else "") + words[-1] + end
     assert tokenize(caption) == _tokenize_with_nltk(caption)
