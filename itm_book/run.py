@@ -70,7 +70,8 @@ class Job:
         options = [word for name, value in differing.items() for word in ("-p", name, _plain(value))]
         output = Path(self.parameters["run_dir"]) / f"{self.recipe.chapter}.ipynb"
         notebook, recipe = (os.path.relpath(path, self.root) for path in (self.recipe.notebook, self.recipe.path))
-        quiet = ["--log-output", "--no-progress-bar"]  # what the notebook prints goes to the log
+        # What the notebook prints goes to the log; the executed copy is saved twice a minute, not after every cell.
+        quiet = ["--log-output", "--no-progress-bar", "--no-request-save-on-cell-execute"]
         return ["papermill", notebook, str(output), "-f", recipe, *options, *quiet]
 
     def steps(self) -> int:
