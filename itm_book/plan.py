@@ -107,11 +107,7 @@ def cost(job: Job, gpu: str) -> str:
     """Arithmetic, memory and hours of a run."""
     sizes = sizes_of(job.data)
     peak, memory = GPUS[gpu]
-    try:
-        step, held = count_step(job, sizes)
-        pair = count_pairs(job, sizes)
-    except (ItmError, RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
-        return f"no estimate ({str(error).splitlines()[0][:80]})"
+    (step, held), pair = count_step(job, sizes), count_pairs(job, sizes)
     steps = job.parameters["epochs"] * (sizes.captions // job.parameters["batch_size"])
     total = steps * step + pair * sizes.test_images * sizes.test_captions
     hours = total / (peak * 1e12 * USED) / 3600

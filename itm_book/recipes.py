@@ -113,12 +113,14 @@ def read_overrides(recipe: Recipe, pairs: list[str]) -> dict[str, Any]:
 
 def read_value(kind: str, name: str, text: str) -> Any:
     """A value from the command line."""
+    if kind == "bool":
+        if text.lower() not in ("true", "false"):
+            raise problem(f"parameter {name}", repr(text), "true or false")
+        return text.lower() == "true"
     try:
-        return {"int": int, "float": float, "str": str, "bool": {"true": True, "false": False}.__getitem__}[kind](
-            text.lower() if kind == "bool" else text
-        )
-    except (ValueError, KeyError):
-        raise problem(f"parameter {name}", repr(text), "true or false" if kind == "bool" else f"an {kind}") from None
+        return {"int": int, "float": float, "str": str}[kind](text)
+    except ValueError:
+        raise problem(f"parameter {name}", repr(text), f"an {kind}") from None
 
 
 def read_seeds(text: str) -> list[int]:

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,14 @@ class Job:
         quiet = ["--log-output", "--no-progress-bar", "--no-request-save-on-cell-execute"]
         return ["papermill", notebook, str(output), "-f", recipe, *options, *quiet]
 
+    @cached_property
+    def facts(self) -> Facts:
+        return read_data(self.data, self.parameters["evaluate_on"])
+
+    @property
     def steps(self) -> int:
         """Training steps, for the bar."""
-        captions = open_split(self.data, "train").n_captions
-        return self.parameters["epochs"] * (captions // self.parameters["batch_size"])
+        return self.parameters["epochs"] * (self.facts.captions // self.parameters["batch_size"])
 
     def steps_done(self) -> int:
         """What the log of its training says."""
@@ -110,29 +115,39 @@ def search_jobs(recipe: Recipe, choices: dict[str, list[Any]], overrides: dict[s
     return jobs
 
 
-def check_data(job: Job) -> dict[str, str]:
-    """The data is there and can be read; returns what a receipt will say of it."""
-    for name in ("train", "dev"):
-        open_split(job.data, name)
-    Vocabulary.of_folder(job.data)
-    return open_split(job.data, job.parameters["evaluate_on"]).identity()
+@dataclass(frozen=True)
+class Facts:
+    """What a run asks of its data. captions: of train. identity: what a receipt says of the evaluated split."""
+
+    captions: int
+    identity: dict[str, str]
+    images: int
+
+
+@cache
+def read_data(folder: Path, evaluated: str) -> Facts:
+    """The data is there and can be read; all runs on it share one reading."""
+    train, _ = (open_split(folder, name) for name in ("train", "dev"))
+    Vocabulary.of_folder(folder)
+    split = open_split(folder, evaluated)
+    return Facts(train.n_captions, split.identity(), split.n_images)
 
 
 def expected_receipt(job: Job, results: Path, arm: str = "") -> Path:
     """Where the receipt of a job, or of the ensemble it is a member of, goes."""
-    split = open_split(job.data, job.parameters["evaluate_on"])
-    protocol = "5K" if split.name == "testall" and split.n_images == 5000 else "all"
+    identity = job.facts.identity
+    protocol = "5K" if identity["split"] == "testall" and job.facts.images == 5000 else "all"
     described = {"chapter": job.recipe.chapter, "arm": arm or job.parameters["arm"], "seed": job.seed}
-    return receipt_path(described | {"dataset": split.identity(), "protocol": protocol}, results)
+    return receipt_path(described | {"dataset": identity, "protocol": protocol}, results)
 
 
 def is_finished(job: Job, results: Path) -> bool:
     """Whether its receipt is there; one with other settings or data under the same name is an error."""
-    identity, path = check_data(job), expected_receipt(job, results)
+    path = expected_receipt(job, results)
     if not path.exists():
         return False
     known = read_receipt(path)
-    for name, wanted in (("dataset", identity), ("parameters", settings_of(job.parameters))):
+    for name, wanted in (("dataset", job.facts.identity), ("parameters", settings_of(job.parameters))):
         if known[name] != wanted:
             hint = "Move it away, or give this run another name with -p arm=…"
             raise problem(path, f"a receipt with other {name}", "none, or one of this very run", hint)
@@ -147,7 +162,7 @@ def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
             tqdm.write(f"{job.label}: receipt is there, kept")
         else:
             waiting.append(job)
-    total = sum(job.steps() for job in waiting)
+    total = sum(job.steps for job in waiting)
     failed, running = [], {}
     bar = tqdm(total=total, unit="step", disable=not interactive())
     try:
@@ -161,7 +176,7 @@ def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
             bar.refresh()
             for job in [job for job, process in running.items() if process.poll() is not None]:
                 process = running.pop(job)
-                done += job.steps()
+                done += job.steps
                 if not finish(job, process, results):
                     failed.append(job)
     except KeyboardInterrupt:

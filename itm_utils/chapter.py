@@ -27,8 +27,8 @@ from itm_utils.metrics import (
     bootstrap_intervals,
     coco_protocol,
     evaluate,
-    evaluate_folds,
     fold_ranks,
+    summarise_folds,
 )
 from itm_utils.precomp import PrecompSplit, open_split
 from itm_utils.receipts import Evidence, make_receipt, write_receipt
@@ -217,10 +217,10 @@ def keep_scores(scores: Scores, owner: np.ndarray, folder: Path, more: Mapping[s
     """
     split = about["dataset"]["split"]
     for folds in (5, 1) if split == "testall" else (1,):
-        result = evaluate_folds(scores, owner, folds)
+        evidence = Evidence.of(fold_ranks(scores, owner, folds), owner)
+        result = summarise_folds(evidence, owner, folds, scores.models)
         if split == "testall" and len(scores.i2t) == 5000:
             result = coco_protocol(result, split)
-        evidence = Evidence.of(fold_ranks(scores, owner, folds), owner)
         spread = bootstrap_intervals(evidence, owner)
         receipt = make_receipt(
             **about,
