@@ -39,6 +39,13 @@ TIES = ("keep", "drop")
 TIE = 1e-5  # a weight this close to the bar, relative to it, is as good as on it
 
 
+def check_focal(focal: str, ties: str) -> None:
+    """Refuse names that are not in the two lists."""
+    for name, value, allowed in (("focal", focal, FOCALS), ("ties", ties, TIES)):
+        if value not in allowed:
+            raise problem(name, repr(value), f"one of {', '.join(allowed)}")
+
+
 def bar(weights: Tensor, focal: str) -> Tensor:
     """The weight (m, 1, x) that a key has to reach: a mean of all keys' weights (m, k, x)."""
     if focal == "equal":
@@ -107,6 +114,53 @@ def score_by_loop(
     return torch.stack(columns, dim=1)
 
 
+# cell bfan-class
+class BFAN(RegionsAndWords):
+    """Bidirectional focal attention: words look at regions and regions at words."""
+
+    PUBLIC_NAMES: ClassVar = scan.SCAN.PUBLIC_NAMES
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        image_dim: int,
+        focal: str = "equal",
+        temperature: float = 20.0,
+        ties: str = "keep",
+        **encoders: Any,
+    ) -> None:
+        check_focal(focal, ties)
+        chosen = {"focal": focal, "temperature": temperature, "ties": ties}
+        super().__init__(vocabulary_size, image_dim, **encoders, **chosen)
+        self.pair_score = partial(focal_score, **chosen)
+        self.look = partial(focal_look, **chosen)
+
+    def score(self, images: Images, texts: Texts) -> Scores:
+        words_look = score_all_pairs(images, texts, self.pair_score)
+        regions_look = score_all_pairs(texts, images, self.pair_score)
+        return Scores.same(words_look + regions_look.T)
+
+    def score_pairs(self, images: Images, texts: Texts) -> Scores:
+        words_look = score_given_pairs(images, texts, self.pair_score)
+        regions_look = score_given_pairs(texts, images, self.pair_score)
+        return Scores.same(words_look + regions_look)
+
+    def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
+        """The weights after dropping and sharing, in both directions."""
+        return {
+            "t2i": pair_attention(images, texts, self.look),
+            "i2t": pair_attention(texts, images, self.look),
+        }
+
+    @classmethod
+    def from_public(
+        cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
+    ) -> Self:
+        model = cls(**from_public_options(options))
+        load_public(model, state_dict)
+        return model
+
+
 # cell public-options
 # What SCAN lets one choose and BFAN does not.
 SETTLED = {
@@ -126,64 +180,6 @@ def from_public_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("direction", "first_norm", "pooling", "lse"):
         del ours[name]
     return ours | {"focal": options["focal_type"], "ties": options.get("ties", "keep")}
-
-
-# cell bfan-class
-class BFAN(RegionsAndWords):
-    """Bidirectional focal attention: words look at regions and regions at words."""
-
-    PUBLIC_NAMES: ClassVar = scan.SCAN.PUBLIC_NAMES
-
-    def __init__(
-        self,
-        vocabulary_size: int,
-        image_dim: int,
-        focal: str = "equal",
-        temperature: float = 20.0,
-        ties: str = "keep",
-        **encoders: Any,
-    ) -> None:
-        for name, value, allowed in (("focal", focal, FOCALS), ("ties", ties, TIES)):
-            if value not in allowed:
-                raise problem(name, repr(value), f"one of {', '.join(allowed)}")
-        chosen = {"focal": focal, "temperature": temperature, "ties": ties}
-        super().__init__(vocabulary_size, image_dim, **encoders, **chosen)
-        self.pair_score = partial(focal_score, **chosen)
-        self.look = partial(focal_look, **chosen)
-
-    def score(self, images: Images, texts: Texts) -> Scores:
-        words_look = score_all_pairs(images, texts, self.pair_score)
-        regions_look = score_all_pairs(texts, images, self.pair_score)
-        return Scores.same(words_look + regions_look.T)
-
-    def score_pairs(self, images: Images, texts: Texts) -> Scores:
-        words_look = score_given_pairs(images, texts, self.pair_score)
-        return Scores.same(
-            words_look + score_given_pairs(texts, images, self.pair_score)
-        )
-
-    def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
-        """The weights after dropping and sharing, in both directions."""
-        return {
-            "t2i": pair_attention(images, texts, self.look),
-            "i2t": pair_attention(texts, images, self.look),
-        }
-
-    @classmethod
-    def from_public(
-        cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
-    ) -> Self:
-        model = cls(**from_public_options(options))
-        load_public(model, state_dict)
-        return model
-
-
-# cell build
-def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> BFAN:
-    """The model that the parameters of this chapter describe."""
-    names = ("width", "word_dim", "focal", "temperature", "ties")
-    chosen = {name: parameters[name] for name in names}
-    return BFAN(vocabulary_size, image_dim, **chosen)
 
 
 # cell public-values
@@ -222,3 +218,11 @@ def _one_pair(model: BFAN, images: Images, texts: Texts) -> dict[str, Tensor]:
         values[f"mid.pair_{direction}_context"] = attended
         values[f"mid.pair_{direction}_rowsim"] = relevance
     return values
+
+
+# cell build
+def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> BFAN:
+    """The model that the parameters of this chapter describe."""
+    names = ("width", "word_dim", "focal", "temperature", "ties")
+    chosen = {name: parameters[name] for name in names}
+    return BFAN(vocabulary_size, image_dim, **chosen)
