@@ -3,7 +3,7 @@
 """What notebooks/05_vsrn.ipynb exports."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -125,167 +125,98 @@ def writing_task(texts: TextBatch, max_len: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:].masked_fill(position[1:] > length, NOT_ASKED)
 
 
+# cell look-back
+class Memory(NamedTuple):
+    """What a writer keeps of a picture, the same for all words.
+
+    states: (b, r, d) of its reader. padding: (b, r). keys: (b, r, d), the regions' half
+    of the comparison. of_state: (d, d), the weights of the other half.
+    """
+
+    states: Tensor
+    padding: Tensor
+    keys: Tensor
+    of_state: Tensor
+
+
+def look_back(state: Tensor, memory: Memory, vote: nn.Linear) -> Tensor:
+    """(b, d): a mean of the regions' states, weighted by the votes of ``state`` (b, d)."""
+    asked = F.linear(state, memory.of_state)[:, None]
+    votes = vote(torch.tanh(memory.keys + asked))[..., 0]  # (b, r)
+    weights = votes.masked_fill(memory.padding, -torch.inf).softmax(dim=1)
+    return (weights[:, None] @ memory.states)[:, 0]
+
+
 # cell caption-writer
 class CaptionWriter(nn.Module):
     """Reads the regions of a picture, then writes a caption and looks back at every word."""
 
     def __init__(
-        self,
-        vocabulary_size: int,
-        width: int,
-        hidden: int,
-        word_dim: int,
-        dropout: float,
+        self, vocabulary: int, width: int, hidden: int, word_dim: int, dropout: float
     ) -> None:
         super().__init__()
         self.enter = nn.Linear(width, hidden)
         self.reader = nn.GRU(hidden, hidden, batch_first=True)
-        self.word_table = nn.Embedding(vocabulary_size, word_dim)
+        self.word_table = nn.Embedding(vocabulary, word_dim)
         self.compare = nn.Linear(2 * hidden, hidden)
         self.vote = nn.Linear(hidden, 1, bias=False)
         self.writer = nn.GRUCell(word_dim + hidden, hidden)
-        self.next_word = nn.Linear(hidden, vocabulary_size)
+        self.next_word = nn.Linear(hidden, vocabulary)
         self.dropout = nn.Dropout(dropout)
         nn.init.xavier_normal_(self.enter.weight)
         nn.init.xavier_normal_(self.next_word.weight)
 
-    def read(self, regions: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """First state, and what is the same for all words: states, mask, and the two
-        halves of the comparison, of which that of the regions can be done at once."""
+    def read(self, regions: Tensor, mask: Tensor) -> tuple[Tensor, Memory]:
+        """The first state (b, d), and what is the same for all words."""
         entered = self.dropout(self.enter(regions))
         states, mask, last = read_regions(self.reader, entered, mask)
         of_regions, of_state = self.compare.weight.chunk(2, dim=1)
         keys = F.linear(states, of_regions, self.compare.bias)
-        return last, states, ~mask, keys, of_state
+        return last, Memory(states, ~mask, keys, of_state)
 
-    def step(
-        self,
-        words: Tensor,
-        state: Tensor,
-        states: Tensor,
-        padding: Tensor,
-        keys: Tensor,
-        of_state: Tensor,
-    ) -> Tensor:
+    def step(self, words: Tensor, state: Tensor, memory: Memory) -> Tensor:
         """Look at the regions, read the last word (b, word_dim), move on: (b, d)."""
-        asked = F.linear(state, of_state)[:, None]
-        votes = self.vote(torch.tanh(keys + asked))[..., 0]  # (b, r)
-        weights = votes.masked_fill(padding, -torch.inf).softmax(dim=1)
-        seen = (weights[:, None] @ states)[:, 0]
+        seen = look_back(state, memory, self.vote)
         return self.writer(self.dropout(torch.cat([words, seen], dim=1)), state)
 
     def forward(self, regions: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
         """Logits (b, t, vocabulary) of the token after each of ``tokens`` (b, t)."""
-        state, *read = self.read(regions, mask)
+        state, memory = self.read(regions, mask)
         written = []
         for words in self.word_table(tokens).unbind(dim=1):
-            state = self.step(words, state, *read)
+            state = self.step(words, state, memory)
             written.append(state)
         return self.next_word(torch.stack(written, dim=1))
 
-    @torch.no_grad()
-    def write(self, regions: Tensor, mask: Tensor, max_len: int) -> Tensor:
-        """The likeliest next word, again and again: (b, max_len) token ids."""
-        state, *read = self.read(regions, mask)
-        token = torch.full(mask.shape[:1], SPECIAL.index(START), device=mask.device)
-        written = []
-        for _ in range(max_len):
-            state = self.step(self.word_table(token), state, *read)
-            token = self.next_word(state).argmax(dim=-1)
-            written.append(token)
-        return torch.stack(written, dim=1)
+
+# cell own-loss
+def captioning_loss(
+    writer: CaptionWriter, regions: Tensor, batch: PairBatch, max_len: int
+) -> Tensor:
+    """What the true captions cost the writer: a sum over words, a mean over pairs."""
+    tokens, targets = writing_task(batch.texts, max_len)
+    logits = writer(regions, batch.images.mask, tokens).flatten(0, 1)
+    wanted = targets.flatten()
+    loss = F.cross_entropy(logits, wanted, ignore_index=NOT_ASKED, reduction="sum")
+    return loss / len(batch)
 
 
-# cell vsrn
-VARIANTS = ("coco", "f30k")
-STEP_NAMES = {
-    "theta": "query",
-    "phi": "key",
-    "g": "message",
-    "W.0": "mix",
-    "W.1": "norm",
-}
-WRITER_NAMES = {
-    "encoder.vid2hid": "enter",
-    "encoder.rnn": "reader",
-    "decoder.embedding": "word_table",
-    "decoder.attention.linear1": "compare",
-    "decoder.attention.linear2": "vote",
-    "decoder.rnn.weight_ih_l0": "writer.weight_ih",
-    "decoder.rnn.weight_hh_l0": "writer.weight_hh",
-    "decoder.rnn.bias_ih_l0": "writer.bias_ih",
-    "decoder.rnn.bias_hh_l0": "writer.bias_hh",
-    "decoder.out": "next_word",
-}
+class MustWrite:
+    """The captioning loss, for a matcher with a ``writer`` that may be None."""
+
+    def extra_losses(
+        self, images: Images, texts: Texts, batch: PairBatch
+    ) -> dict[str, Tensor]:
+        if self.writer is None:
+            return {}
+        local = self.reason(batch.images) if images.local is None else images.local
+        loss = captioning_loss(self.writer, local, batch, self.max_len)
+        return {"captioning": self.caption_weight * loss}
 
 
-class VSRN(OneVectorEach, Matcher):
-    """Regions reason together, a GRU reads them to one vector, and must be able to tell.
-
-    variant: "coco" scales regions before reasoning; "f30k" does not, and has a batch
-    norm after the GRU. norm_axis: see ``normalise``. caption_weight: of the captioning
-    loss; 0 for none, and no writer.
-    """
-
-    PUBLIC_NAMES: ClassVar[dict[str, str]] = (
-        {
-            "img_enc.fc": "region_map",
-            "img_enc.img_rnn": "region_gru",
-            "img_enc.bn": "last_norm",
-            "txt_enc.embed": "reader.word_table",
-            "txt_enc.rnn": "reader.gru",
-        }
-        | {
-            f"img_enc.Rs_GCN_{n + 1}.{public}": f"steps.{n}.{STEP_NAMES[public]}"
-            for n in (0, 1, 2, 3)
-            for public in STEP_NAMES
-        }
-        | {
-            f"caption_model.{name}": f"writer.{WRITER_NAMES[name]}"
-            for name in WRITER_NAMES
-        }
-    )
-
-    def __init__(
-        self,
-        vocabulary_size: int,
-        image_dim: int,
-        width: int = 2048,
-        word_dim: int = 300,
-        layers: int = 1,
-        reasoning_steps: int = 4,
-        variant: str = "coco",
-        norm_axis: str = "width",
-        caption_weight: float = 1.0,
-        caption_width: int = 512,
-        caption_word_dim: int = 300,
-        caption_dropout: float = 0.2,
-        max_len: int = 60,
-        measure: str = "cosine",
-        image_norm: bool = True,
-        absolute: bool = False,
-    ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-        super().__init__(**given)
-        choices = {"variant": VARIANTS, "norm_axis": NORM_AXES, "measure": MEASURES}
-        for name, allowed in choices.items():
-            if given[name] not in allowed:
-                raise problem(name, repr(given[name]), f"one of {', '.join(allowed)}")
-        self.measure, self.image_norm, self.absolute = measure, image_norm, absolute
-        self.variant, self.norm_axis = variant, norm_axis
-        self.caption_weight, self.max_len = caption_weight, max_len
-        self.region_map = nn.Linear(image_dim, width)
-        self.steps = nn.ModuleList(ReasoningStep(width) for _ in range(reasoning_steps))
-        self.region_gru = nn.GRU(width, width, batch_first=True)
-        self.last_norm = nn.BatchNorm1d(width) if variant == "f30k" else nn.Identity()
-        self.reader = CaptionReader(vocabulary_size, word_dim, width, layers)
-        sizes = (caption_width, caption_word_dim, caption_dropout)
-        writer = (
-            CaptionWriter(vocabulary_size, width, *sizes) if caption_weight else None
-        )
-        self.writer = writer
-        nn.init.xavier_uniform_(self.region_map.weight)
-        nn.init.zeros_(self.region_map.bias)
+# cell reason-and-read
+class ReasonAndRead(OneVectorEach):
+    """From regions and words to one vector each."""
 
     def mapped(self, batch: ImageBatch) -> Tensor:
         """(i, r, d): regions as they enter the reasoning; zero where there is none."""
@@ -316,47 +247,114 @@ class VSRN(OneVectorEach, Matcher):
         pooled = unit_length(pooled)
         return Texts(pooled=pooled.abs() if self.absolute else pooled)
 
-    def extra_losses(
-        self, images: Images, texts: Texts, batch: PairBatch
-    ) -> dict[str, Tensor]:
-        if self.writer is None:
-            return {}
-        local = self.reason(batch.images) if images.local is None else images.local
-        tokens, targets = writing_task(batch.texts, self.max_len)
-        logits = self.writer(local, batch.images.mask, tokens)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1),
-            targets.flatten(),
-            ignore_index=NOT_ASKED,
-            reduction="sum",
-        )
-        return {"captioning": self.caption_weight * loss / len(batch)}
+
+# cell public-names
+STEPS = {"theta": "query", "phi": "key", "g": "message", "W.0": "mix", "W.1": "norm"}
+WRITER_NAMES = {
+    "encoder.vid2hid": "enter",
+    "encoder.rnn": "reader",
+    "decoder.embedding": "word_table",
+    "decoder.attention.linear1": "compare",
+    "decoder.attention.linear2": "vote",
+    "decoder.rnn.weight_ih_l0": "writer.weight_ih",
+    "decoder.rnn.weight_hh_l0": "writer.weight_hh",
+    "decoder.rnn.bias_ih_l0": "writer.bias_ih",
+    "decoder.rnn.bias_hh_l0": "writer.bias_hh",
+    "decoder.out": "next_word",
+}
+PUBLIC_NAMES = {
+    "img_enc.fc": "region_map",
+    "img_enc.img_rnn": "region_gru",
+    "img_enc.bn": "last_norm",
+    "txt_enc.embed": "reader.word_table",
+    "txt_enc.rnn": "reader.gru",
+    **{
+        f"img_enc.Rs_GCN_{n + 1}.{public}": f"steps.{n}.{STEPS[public]}"
+        for n in (0, 1, 2, 3)
+        for public in STEPS
+    },
+    **{
+        f"caption_model.{name}": f"writer.{WRITER_NAMES[name]}" for name in WRITER_NAMES
+    },
+}
+
+
+class FromPublic:
+    """Builds a VSRN from published weights; 1x1 convolutions there are linear maps here."""
 
     @classmethod
     def from_public(cls, state_dict: Mapping[str, Tensor], options: Mapping) -> Self:
         writes = any(name.startswith("caption_model.") for name in state_dict)
         model = cls(**public_config(options), caption_weight=float(writes))
-        # 1x1 convolutions are linear maps
         flat = {k: v[..., 0] if v.dim() == 3 else v for k, v in state_dict.items()}
         return load_public(model, flat)
 
 
+# cell vsrn
+class VSRN(FromPublic, MustWrite, ReasonAndRead, Matcher):
+    """Regions reason together, a GRU reads them to one vector, and a writer must tell.
+
+    variant: "coco" scales regions before reasoning; "f30k" does not, and has a batch
+    norm after the GRU. norm_axis: see ``normalise``. caption_weight: 0 for no writer.
+    """
+
+    PUBLIC_NAMES: ClassVar[dict[str, str]] = PUBLIC_NAMES
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        image_dim: int,
+        width: int = 2048,
+        word_dim: int = 300,
+        layers: int = 1,
+        reasoning_steps: int = 4,
+        variant: str = "coco",
+        norm_axis: str = "width",
+        caption_weight: float = 1.0,
+        caption_width: int = 512,
+        caption_word_dim: int = 300,
+        caption_dropout: float = 0.2,
+        max_len: int = 60,
+        measure: str = "cosine",
+        image_norm: bool = True,
+        absolute: bool = False,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        super().__init__(**given)
+        check_choices(variant=variant, norm_axis=norm_axis, measure=measure)
+        self.measure, self.image_norm, self.absolute = measure, image_norm, absolute
+        self.variant, self.norm_axis = variant, norm_axis
+        self.caption_weight, self.max_len = caption_weight, max_len
+        self.region_map = nn.Linear(image_dim, width)
+        self.steps = nn.ModuleList(ReasoningStep(width) for _ in range(reasoning_steps))
+        self.region_gru = nn.GRU(width, width, batch_first=True)
+        self.last_norm = nn.BatchNorm1d(width) if variant == "f30k" else nn.Identity()
+        self.reader = CaptionReader(vocabulary_size, word_dim, width, layers)
+        sizes = (width, caption_width, caption_word_dim, caption_dropout)
+        self.writer = CaptionWriter(vocabulary_size, *sizes) if caption_weight else None
+        nn.init.xavier_uniform_(self.region_map.weight)
+        nn.init.zeros_(self.region_map.bias)
+
+
+# cell build
+VARIANTS = ("coco", "f30k")
+CHOICES = {"variant": VARIANTS, "norm_axis": NORM_AXES, "measure": MEASURES}
+
+
+def check_choices(**given: str) -> None:
+    """Refuse what is not among the values of a choice, and name those that are."""
+    for name, value in given.items():
+        if value not in CHOICES[name]:
+            raise problem(name, repr(value), f"one of {', '.join(CHOICES[name])}")
+
+
 def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> VSRN:
     """The model of a run, from the parameters of this chapter."""
-    names = (
-        "width",
-        "word_dim",
-        "reasoning_steps",
-        "variant",
-        "norm_axis",
-        "caption_weight",
-        "caption_width",
-        "caption_word_dim",
-        "caption_dropout",
-        "max_len",
+    names = ["width", "word_dim", "reasoning_steps", "variant", "norm_axis", "max_len"]
+    names += [f"caption_{what}" for what in ("weight", "width", "word_dim", "dropout")]
+    return VSRN(
+        vocabulary_size, image_dim, **{name: parameters[name] for name in names}
     )
-    chosen = {name: parameters[name] for name in names}
-    return VSRN(vocabulary_size, image_dim, **chosen)
 
 
 # cell public-config
@@ -375,9 +373,7 @@ def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
     if missing := [name for name in needed if name not in options]:
         raise problem("public options", f"no {', '.join(missing)}", "all of VSRN's")
     if options["bidirectional"] or options["rnn_type"].lower() != "gru":
-        raise problem(
-            "public options", "another captioner", "a GRU that reads in one direction"
-        )
+        raise problem("public options", "another captioner", "a GRU that reads one way")
     ours = vsepp.public_config(options)
     ours |= {name: options[public] for public, name in PUBLIC_OPTIONS.items()}
     variant = "f30k" if options["data_name"] == FLICKR else "coco"
@@ -405,7 +401,7 @@ def public_values(model: VSRN, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if name in arrays}
 
 
-# cell compare-case
+# cell compare-losses
 def paired_batch(arrays: Mapping[str, Any]) -> PairBatch:
     """The matched pairs of a golden case."""
     images, texts = batches(arrays)
@@ -443,6 +439,7 @@ def compare_losses(
             table.add("values", key, buffers[name], arrays[key])
 
 
+# cell compare-case
 def compare_clipping(table: Table, model: VSRN, arrays: Mapping[str, Any]) -> None:
     """The public optimiser lists the captioner twice, and so its clip norm counts it twice."""
     squares = {n: p.grad.square().sum() for n, p in model.named_parameters()}
@@ -481,3 +478,19 @@ def compare_case(table: Table, about: Mapping, arrays: Mapping[str, Any]) -> boo
         compare_clipping(table, model, arrays)
     compare_losses(table, model.train(), margin, arrays, "out.train.")
     return False
+
+
+# cell write-greedily
+@torch.no_grad()
+def write_greedily(
+    writer: CaptionWriter, regions: Tensor, mask: Tensor, max_len: int
+) -> Tensor:
+    """The likeliest next word, again and again: (b, max_len) token ids."""
+    state, memory = writer.read(regions, mask)
+    token = torch.full(mask.shape[:1], SPECIAL.index(START), device=mask.device)
+    written = []
+    for _ in range(max_len):
+        state = writer.step(writer.word_table(token), state, memory)
+        token = writer.next_word(state).argmax(dim=-1)
+        written.append(token)
+    return torch.stack(written, dim=1)
