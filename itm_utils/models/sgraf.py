@@ -41,28 +41,6 @@ def compare(x: Tensor, y: Tensor, read: nn.Linear) -> Tensor:
     return unit(read((x - y).square()))
 
 
-# cell differences
-FIRST_NORM = "clipped_l2norm"  # of chapter 02; SGRAF knows no other
-
-
-def scaled_look(
-    regions: Tensor, words: Tensor, shapes: list[tuple[int, int]], temperature: float
-) -> Tensor:
-    """Weights (m, r, x) of regions for each word, such that what it finds has length one.
-
-    regions: (m, r, d). words: (x, d) or (m, x, d), in the order that ``attend`` wants.
-    """
-    weights = attend(regions @ words.mT, shapes, FIRST_NORM, temperature)
-    gram = regions @ regions.mT
-    square = (weights * (gram @ weights)).sum(dim=1, keepdim=True)
-    return weights / (square.clamp_min(TINY).sqrt() + EPS)
-
-
-def differences(regions: Tensor, words: Tensor, look: Tensor) -> Tensor:
-    """What each word found minus the word: (m, x, d). words: (m, x, d)."""
-    return torch.baddbmm(words, look.mT, regions, beta=-1)  # product minus words
-
-
 # cell norms
 class RowNorm(nn.BatchNorm1d):
     """Batch norm of the rows that are real: any number of them, in any order.
@@ -128,37 +106,6 @@ class OneVector(nn.Module):
         return unit((self.weights(x, mask)[:, None] @ x)[:, 0])
 
 
-# cell tile
-class Tile(NamedTuple):
-    """Some pictures with some sentences of equal length, each pair with its nodes."""
-
-    images: Tensor  # (m,) which pictures these are
-    captions: Tensor  # (n,) which sentences
-    nodes: Tensor  # (m, n, 1 + w, s): the whole pair first, then its words
-
-
-class Columns(NamedTuple):
-    """The words of some sentences side by side, in the order that ``attend`` wants."""
-
-    captions: list[Tensor]  # (n,) for each length: which sentences have it
-    words: Tensor  # (x, d): all first words of a length, then all second ones, …
-    shapes: list[tuple[int, int]]  # (w, n) for each length
-
-
-def side_by_side(texts: Texts, captions: Tensor) -> Columns:
-    """The real words of the given sentences; padding is left behind."""
-    groups = pack(texts[captions])
-    words = [group.vectors.transpose(0, 1).flatten(0, 1) for group in groups]
-    shapes = [tuple(reversed(group.where.shape)) for group in groups]
-    return Columns([captions[g.index] for g in groups], torch.cat(words), shapes)
-
-
-def by_shape(vectors: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
-    """Vectors (m, x, s) of all words as (m, n, w, s) for each shape (w, n)."""
-    parts = zip(vectors.split([w * n for w, n in shapes], dim=1), shapes, strict=True)
-    return [part.unflatten(1, shape).transpose(1, 2) for part, shape in parts]
-
-
 # cell gate-norm
 class GateNorm(RowNorm):
     """Batch norm of one number a node.
@@ -200,6 +147,14 @@ class GateNorm(RowNorm):
 
 
 # cell saf
+class Tile(NamedTuple):
+    """Some pictures with some sentences of equal length, each pair with its nodes."""
+
+    images: Tensor  # (m,) which pictures these are
+    captions: Tensor  # (n,) which sentences
+    nodes: Tensor  # (m, n, 1 + w, s): the whole pair first, then its words
+
+
 class SAF(nn.Module):
     """Similarity attention filtration: a gate decides how much each node counts."""
 
@@ -273,19 +228,164 @@ class SGR(nn.Module):
             yield tile, nodes[..., 0, :]
 
 
-# cell public-config
+# cell wholes
+class WholesAndParts(RegionsAndWords):
+    """SCAN's encoders, and one vector for each picture and each sentence as a whole.
+
+    region_slots: 0, or the number of regions that every picture has, to compute both
+    batch norms as the public code does.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        image_dim: int,
+        width: int = 1024,
+        dropout: float = 0.4,
+        region_slots: int = 0,
+        **more: Any,
+    ) -> None:
+        own = {"dropout": dropout, "region_slots": region_slots}
+        super().__init__(vocabulary_size, image_dim, width, **more, **own)
+        self.drop = nn.Dropout(dropout)
+        self.one_image = OneVector(width, dropout, region_slots)
+        self.one_text = OneVector(width, dropout)
+
+    def encode_images(self, batch: ImageBatch) -> Images:
+        images = super().encode_images(batch)
+        images.pooled = self.one_image(images.local, images.mask).to(images.local.dtype)
+        return images
+
+    def encode_texts(self, batch: TextBatch) -> Texts:
+        words = self.drop(self.word_table(batch.words))
+        words = read_words(self.gru, words, batch.lengths)
+        words = words.to(self.word_table.weight.dtype)  # not the autocast one
+        words = unit(words) if self.text_norm else words
+        whole = self.one_text(words, batch.mask).to(words.dtype)
+        return Texts(local=words, mask=batch.mask, pooled=whole)
+
+
+# cell differences
+FIRST_NORM = "clipped_l2norm"  # of chapter 02; SGRAF knows no other
+
+
+def scaled_look(
+    regions: Tensor, words: Tensor, shapes: list[tuple[int, int]], temperature: float
+) -> Tensor:
+    """Weights (m, r, x) of regions for each word, such that what it finds has length one.
+
+    regions: (m, r, d). words: (x, d) or (m, x, d), in the order that ``attend`` wants.
+    """
+    weights = attend(regions @ words.mT, shapes, FIRST_NORM, temperature)
+    gram = regions @ regions.mT
+    square = (weights * (gram @ weights)).sum(dim=1, keepdim=True)
+    return weights / (square.clamp_min(TINY).sqrt() + EPS)
+
+
+def in_work(numbers: int, items: int, device: torch.device) -> int:
+    """How many items of so many numbers to take at a time: a processor's cache full."""
+    return max(1, min(items, TILE.get(device.type, 2**26) // numbers))
+
+
+def compare_words(
+    regions: Tensor, words: Tensor, look: Tensor, read: nn.Linear
+) -> Tensor:
+    """Similarity vectors (m, x, s) of words with what they found by ``scaled_look``."""
+    words = words.expand(len(regions), -1, -1)
+    few = in_work(words[0].numel(), len(words), words.device)
+    parts, vectors = (side.split(few) for side in (regions, words, look)), []
+    for some, asked, weights in zip(*parts, strict=True):
+        apart = torch.baddbmm(asked, weights.mT, some, beta=-1)  # found minus asked
+        # in place where no gradient needs what was there before
+        squared = apart.square() if torch.is_grad_enabled() else apart.square_()
+        vectors.append(unit(read(squared)))
+    return torch.cat(vectors)
+
+
+# cell parts
+class Columns(NamedTuple):
+    """The words of some sentences side by side, in the order that ``attend`` wants."""
+
+    captions: list[Tensor]  # (n,) for each length: which sentences have it
+    words: Tensor  # (x, d): all first words of a length, then all second ones, …
+    shapes: list[tuple[int, int]]  # (w, n) for each length
+
+
+def side_by_side(texts: Texts, captions: Tensor) -> Columns:
+    """The real words of the given sentences; padding is left behind."""
+    groups = pack(texts[captions])
+    words = [group.vectors.transpose(0, 1).flatten(0, 1) for group in groups]
+    shapes = [tuple(reversed(group.where.shape)) for group in groups]
+    return Columns([captions[g.index] for g in groups], torch.cat(words), shapes)
+
+
+def by_shape(vectors: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
+    """Vectors (m, x, s) of all words as (m, n, w, s) for each shape (w, n)."""
+    parts = zip(vectors.split([w * n for w, n in shapes], dim=1), shapes, strict=True)
+    return [part.unflatten(1, shape).transpose(1, 2) for part, shape in parts]
+
+
+def in_parts(
+    images: Images, texts: Texts, sim_dim: int, at_once: bool
+) -> Iterator[tuple[Tensor, Tensor, Columns]]:
+    """Some pictures (m,), their regions (m, r, d), and some sentences, until all have met."""
+    rows, by_length = pack(images), texts.mask.sum(dim=1).argsort(stable=True)
+    device = texts.local.device
+    some = in_work(texts.local[0].numel(), len(texts), device)
+    for part in by_length.split(len(texts) if at_once else some):
+        columns = side_by_side(texts, part)
+        for group in rows:
+            several = len(group.index)
+            if not at_once:
+                several = in_work(len(columns.words) * sim_dim, several, device)
+            split = group.index.split(several), group.vectors.split(several)
+            for index, regions in zip(*split, strict=True):
+                yield index, regions, columns
+
+
+# cell pair-nodes
+class PairNodes(WholesAndParts):
+    """The nodes of a pair: how the wholes fit, and how each word fits what it found."""
+
+    def __init__(
+        self, *sizes: int, sim_dim: int = 256, temperature: float = 9.0, **more: Any
+    ) -> None:
+        super().__init__(*sizes, sim_dim=sim_dim, temperature=temperature, **more)
+        width, self.temperature = self.config["width"], temperature
+        self.read_word, self.read_whole = linear(width, sim_dim), linear(width, sim_dim)
+
+    def local_vectors(self, regions: Tensor, words: Tensor, shapes: list) -> Tensor:
+        look = scaled_look(regions, words, shapes, self.temperature)
+        return compare_words(regions, words, look, self.read_word)
+
+    def tiles(self, images: Images, texts: Texts) -> Iterator[Tile]:
+        """Every picture with every sentence, some at a time; in training all at once."""
+        sim_dim = self.read_word.out_features
+        for index, regions, columns in in_parts(images, texts, sim_dim, self.training):
+            captions, words, shapes = columns
+            local = by_shape(self.local_vectors(regions, words, shapes), shapes)
+            wholes = images.pooled[index][:, None], texts.pooled[torch.cat(captions)]
+            whole = compare(*wholes, self.read_whole)[:, :, None]
+            whole = whole.split([n for _, n in shapes], dim=1)
+            for which, *nodes in zip(captions, whole, local, strict=True):
+                yield Tile(index, which, torch.cat(nodes, dim=2))
+
+    def pair_tiles(self, images: Images, texts: Texts) -> Iterator[Tile]:
+        for group, other in pack_pairs(images, texts):
+            index, shapes = group.index, [(other.vectors.shape[1], 1)]
+            local = self.local_vectors(group.vectors, other.vectors, shapes)
+            wholes = images.pooled[index], texts.pooled[index]
+            whole = compare(*wholes, self.read_whole)[:, None]
+            yield Tile(index[:1], index, torch.cat([whole, local], dim=1)[None])
+
+    def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
+        """Words look at regions: the level below the similarity vectors."""
+        look = partial(attend, first_norm=FIRST_NORM, temperature=self.temperature)
+        return {"t2i": pair_attention(images, texts, look)}
+
+
+# cell public-names
 HEADS = ("SAF", "SGR")
-PUBLIC_OPTIONS = {
-    "vocab_size": "vocabulary_size",
-    "img_dim": "image_dim",
-    "embed_size": "width",
-    "word_dim": "word_dim",
-    "num_layers": "layers",
-    "bi_gru": "bidirectional",
-    "sim_dim": "sim_dim",
-    "module_name": "head",
-    "sgr_step": "steps",
-}
 PUBLIC_ROUND = (
     ("graph_query_w", "query"),
     ("graph_key_w", "key"),
@@ -313,6 +413,59 @@ PUBLIC_PARTS = {
     for step in range(16)  # as many rounds as anyone may have trained
     for theirs, ours in PUBLIC_ROUND
 }
+
+
+# cell sgraf-class
+class SGRAF(PairNodes):
+    """The nodes of a pair and a head that reads them. Sizes: as ``WholesAndParts``."""
+
+    PUBLIC_NAMES: ClassVar[dict[str, str]] = PUBLIC_PARTS
+
+    def __init__(self, *sizes: int, head: str = "SAF", steps: int = 3, **more: Any):
+        if head not in HEADS:
+            raise problem("head", repr(head), f"one of {', '.join(HEADS)}")
+        super().__init__(*sizes, head=head, steps=steps, **more)
+        sim_dim, by_caption = self.config["sim_dim"], self.config["region_slots"] > 0
+        self.head = SAF(sim_dim, by_caption) if head == "SAF" else SGR(sim_dim, steps)
+        self.judge = linear(sim_dim, 1)
+
+    def score(self, images: Images, texts: Texts) -> Scores:
+        values, places = [], []
+        with full_precision(images.local):
+            for tile, vector in self.head(self.tiles(images, texts)):
+                values.append(self.judge(vector).sigmoid().flatten())
+                place = tile.images[:, None] * len(texts) + tile.captions
+                places.append(place.flatten())
+        order = torch.cat(places).argsort()
+        return Scores.same(torch.cat(values)[order].view(len(images), len(texts)))
+
+    def score_pairs(self, images: Images, texts: Texts) -> Scores:
+        with full_precision(images.local):
+            read = list(self.head(self.pair_tiles(images, texts)))
+            values = [self.judge(vector).sigmoid()[0, :, 0] for _, vector in read]
+        order = torch.cat([tile.captions for tile, _ in read]).argsort()
+        return Scores.same(torch.cat(values)[order])
+
+    def bytes_per_pair(self, images: Images, texts: Texts) -> int:
+        return 64  # a score, its place and their order; the rest stays within a tile
+
+    @classmethod
+    def from_public(cls, state_dict: Mapping, options: Mapping) -> Self:
+        return load_public(cls(**public_config(state_dict, options)), state_dict)
+
+
+# cell build
+PUBLIC_OPTIONS = {
+    "vocab_size": "vocabulary_size",
+    "img_dim": "image_dim",
+    "embed_size": "width",
+    "word_dim": "word_dim",
+    "num_layers": "layers",
+    "bi_gru": "bidirectional",
+    "sim_dim": "sim_dim",
+    "module_name": "head",
+    "sgr_step": "steps",
+}
 SLOTS = "sim_enc.v_global_w.embedding_local.1.weight"  # one number a region slot
 
 
@@ -336,155 +489,13 @@ def public_config(
     }
 
 
-# cell pair-nodes
-class PairNodes(RegionsAndWords):
-    """SCAN's encoders, a vector for each side as a whole, and the nodes of every pair.
-
-    region_slots: 0, or the number of regions that every picture has, to compute both
-    batch norms as the public code does.
-    """
-
-    def __init__(
-        self,
-        vocabulary_size: int,
-        image_dim: int,
-        width: int = 1024,
-        sim_dim: int = 256,
-        temperature: float = 9.0,
-        dropout: float = 0.4,
-        region_slots: int = 0,
-        **more: Any,
-    ) -> None:
-        own = {"sim_dim": sim_dim, "temperature": temperature, "dropout": dropout}
-        own |= {"region_slots": region_slots}
-        super().__init__(vocabulary_size, image_dim, width, **more, **own)
-        self.temperature, self.drop = temperature, nn.Dropout(dropout)
-        self.one_image = OneVector(width, dropout, region_slots)
-        self.one_text = OneVector(width, dropout)
-        self.read_word, self.read_whole = linear(width, sim_dim), linear(width, sim_dim)
-
-    def encode_images(self, batch: ImageBatch) -> Images:
-        images = super().encode_images(batch)
-        images.pooled = self.one_image(images.local, images.mask).to(images.local.dtype)
-        return images
-
-    def encode_texts(self, batch: TextBatch) -> Texts:
-        words = self.drop(self.word_table(batch.words))
-        words = read_words(self.gru, words, batch.lengths)
-        words = words.to(self.word_table.weight.dtype)  # not the autocast one
-        words = unit(words) if self.text_norm else words
-        whole = self.one_text(words, batch.mask).to(words.dtype)
-        return Texts(local=words, mask=batch.mask, pooled=whole)
-
-    def compare_words(
-        self, regions: Tensor, words: Tensor, shapes: list[tuple[int, int]]
-    ) -> Tensor:
-        """Vectors (m, x, s) of words with what they found; arguments of ``scaled_look``."""
-        look = scaled_look(regions, words, shapes, self.temperature)
-        words = words.expand(len(regions), -1, -1)
-        few = self.in_work(words[0].numel(), len(words))
-        vectors = []
-        for some in zip(
-            *(side.split(few) for side in (regions, words, look)), strict=True
-        ):
-            apart = differences(*some)
-            # in place where no gradient needs what was there before
-            squared = apart.square() if torch.is_grad_enabled() else apart.square_()
-            vectors.append(unit(self.read_word(squared)))
-        return torch.cat(vectors)
-
-    def in_work(self, numbers: int, items: int) -> int:
-        """How many items of so many numbers to work on at a time: a processor's cache full."""
-        most = TILE.get(self.read_word.weight.device.type, 2**26) // numbers
-        return max(1, min(items, most))
-
-    def tiles(self, images: Images, texts: Texts) -> Iterator[Tile]:
-        """The nodes of all pairs, some pictures with some sentences at a time.
-
-        In training with all: they are kept for the way back anyway.
-        """
-        rows, by_length = pack(images), texts.mask.sum(dim=1).argsort(stable=True)
-        some = self.in_work(texts.local[0].numel(), len(texts))
-        some = len(texts) if self.training else some
-        for columns in (side_by_side(texts, part) for part in by_length.split(some)):
-            captions = torch.cat(columns.captions)
-            for group in rows:
-                numbers = len(columns.words) * self.read_word.out_features
-                several = self.in_work(numbers, len(group.index))
-                several = len(group.index) if self.training else several
-                parts = group.index.split(several), group.vectors.split(several)
-                for index, regions in zip(*parts, strict=True):
-                    local = self.compare_words(regions, *columns[1:])
-                    local = by_shape(local, columns.shapes)
-                    wholes = images.pooled[index][:, None], texts.pooled[captions]
-                    whole = compare(*wholes, self.read_whole)[:, :, None]
-                    whole = whole.split([n for _, n in columns.shapes], dim=1)
-                    for nodes in zip(columns.captions, whole, local, strict=True):
-                        yield Tile(index, nodes[0], torch.cat(nodes[1:], dim=2))
+OWN = ("width", "word_dim", "head", "sim_dim", "steps", "temperature", "dropout")
 
 
-# cell sgraf-class
-class SGRAF(PairNodes):
-    """The nodes of a pair and a head that reads them: SAF or SGR."""
-
-    PUBLIC_NAMES: ClassVar[dict[str, str]] = PUBLIC_PARTS
-
-    def __init__(
-        self,
-        vocabulary_size: int,
-        image_dim: int,
-        width: int = 1024,
-        head: str = "SAF",
-        steps: int = 3,
-        **more: Any,
-    ) -> None:
-        if head not in HEADS:
-            raise problem("head", repr(head), f"one of {', '.join(HEADS)}")
-        super().__init__(
-            vocabulary_size, image_dim, width, head=head, steps=steps, **more
-        )
-        sim_dim, by_caption = self.config["sim_dim"], self.config["region_slots"] > 0
-        self.head = SAF(sim_dim, by_caption) if head == "SAF" else SGR(sim_dim, steps)
-        self.judge = linear(sim_dim, 1)
-
-    def score(self, images: Images, texts: Texts) -> Scores:
-        values, places = [], []
-        with full_precision(images.local):
-            for tile, vector in self.head(self.tiles(images, texts)):
-                values.append(self.judge(vector).sigmoid().flatten())
-                place = tile.images[:, None] * len(texts) + tile.captions
-                places.append(place.flatten())
-        order = torch.cat(places).argsort()
-        return Scores.same(torch.cat(values)[order].view(len(images), len(texts)))
-
-    def score_pairs(self, images: Images, texts: Texts) -> Scores:
-        tiles = []
-        with full_precision(images.local):
-            for group, other in pack_pairs(images, texts):
-                index, shape = group.index, (other.vectors.shape[1], 1)
-                local = self.compare_words(group.vectors, other.vectors, [shape])
-                wholes = images.pooled[index], texts.pooled[index]
-                whole = compare(*wholes, self.read_whole)[:, None]
-                nodes = torch.cat([whole, local], dim=1)[None]  # (1, b, 1 + w, s)
-                tiles.append(Tile(index[:1], index, nodes))
-            done = [(t.captions, self.judge(v).sigmoid()) for t, v in self.head(tiles)]
-        order = torch.cat([index for index, _ in done]).argsort()
-        return Scores.same(torch.cat([value[0, :, 0] for _, value in done])[order])
-
-    def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
-        """Words look at regions: the level below the similarity vectors."""
-        look = partial(attend, first_norm=FIRST_NORM, temperature=self.temperature)
-        return {"t2i": pair_attention(images, texts, look)}
-
-    def bytes_per_pair(self, images: Images, texts: Texts) -> int:
-        """A score, its place and their order; all that is large stays within a tile."""
-        return 64
-
-    @classmethod
-    def from_public(
-        cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
-    ) -> Self:
-        return load_public(cls(**public_config(state_dict, options)), state_dict)
+def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> SGRAF:
+    """The model that the parameters of this chapter describe."""
+    chosen = {name: parameters[name] for name in (*OWN, "region_slots")}
+    return SGRAF(vocabulary_size, image_dim, **chosen)
 
 
 # cell plain
@@ -520,16 +531,6 @@ def sgraf_by_loop(model: "SGRAF", images: Images, texts: Texts) -> Tensor:
         summary = filter_nodes if isinstance(model.head, SAF) else reason
         columns.append(model.judge(summary(nodes, model.head)).sigmoid())
     return torch.cat(columns, dim=1)
-
-
-# cell build
-OWN = ("width", "word_dim", "head", "sim_dim", "steps", "temperature", "dropout")
-
-
-def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> SGRAF:
-    """The model that the parameters of this chapter describe."""
-    chosen = {name: parameters[name] for name in (*OWN, "region_slots")}
-    return SGRAF(vocabulary_size, image_dim, **chosen)
 
 
 # cell public-values
