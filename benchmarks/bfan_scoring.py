@@ -1,6 +1,6 @@
 """BFAN's scores against one caption at a time: time and memory, both focal types, one thread.
 
-1,000 images x 5,000 captions, 36 regions, width 1,024; sizes, allocator and clock are those of scan_scoring.py. The
+1,000 images x 5,000 captions, 36 regions, width 1,024; sizes, allocator and clock are those of harness.py. The
 loop builds every attended vector of both directions. It drops keys by the same two sums as the kernel, so it is faster
 than one that compares every pair of keys.
 
@@ -9,27 +9,15 @@ than one that compares every pair of keys.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-import sys
-from pathlib import Path
-
-from scan_scoring import ALLOCATOR, REGIONS, WIDTH, peak_beyond, random_side, sentence_lengths, timed
-
-if __name__ == "__main__" and any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
-
 import numpy as np
 import torch
+from harness import REGIONS, WIDTH, finish, peak_beyond, random_side, sentence_lengths, settings, some_of, start, timed
 from torch import Tensor
 
-from itm_utils.files import write_json
 from itm_utils.matcher import Images, Texts
 from itm_utils.models.bfan import BFAN, score_by_loop
 from itm_utils.scoring import score_all
 
-OUT = Path(__file__).parent / "results" / "bfan_scoring.json"
 TEMPERATURE = 20.0
 FOCALS = ("equal", "prob")
 
@@ -63,43 +51,26 @@ def time_one(focal: str, images: Images, texts: Texts, part: Texts, rounds: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--captions", type=int, default=5000)
-    parser.add_argument("--loop-captions", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    args = start(__doc__, "bfan_scoring.json", images=1000, captions=5000, loop_captions=100, rounds=1)
     rng = torch.Generator().manual_seed(0)
     lengths = sentence_lengths(args.captions, seed=0)
     images = random_side(Images, np.full(args.images, REGIONS), rng)
     texts = random_side(Texts, lengths, rng)
-    part = texts[torch.arange(0, len(texts), len(texts) // args.loop_captions)[: args.loop_captions]]
+    part = texts[some_of(texts, args.loop_captions)]
     result = {
-        "what": {
-            "images": args.images,
-            "captions": args.captions,
-            "regions": REGIONS,
-            "width": WIDTH,
-            "words_mean": round(float(lengths.mean()), 2),
-            "words_max": int(lengths.max()),
-            "loop_captions": args.loop_captions,
-            "rounds": args.rounds,
-            "threads": 1,
-            "allocator": ALLOCATOR,
-            "seconds": "processor time of one thread; loop and kernel take turns, best of rounds; the loop is scaled",
-        },
+        "what": settings(
+            images=args.images,
+            captions=args.captions,
+            width=WIDTH,
+            words_mean=round(float(lengths.mean()), 2),
+            words_max=int(lengths.max()),
+            loop_captions=args.loop_captions,
+            rounds=args.rounds,
+            seconds="processor time of one thread; loop and kernel take turns, best of rounds; the loop is scaled",
+        ),
         **{focal: time_one(focal, images, texts, part, args.rounds) for focal in FOCALS},
-        "machine": {
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "system": platform.system(),
-        },
     }
-    write_json(args.out, result)
-    print(args.out.read_text(encoding="utf-8"))
+    finish(args, result)
 
 
 if __name__ == "__main__":

@@ -9,23 +9,15 @@ runs once an image, so they are no part of this.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-import sys
-from pathlib import Path
-
 import numpy as np
 import torch
-from scan_scoring import ALLOCATOR, REGIONS, WIDTH, peak_beyond, random_side, sentence_lengths, timed
+from harness import REGIONS, WIDTH, finish, peak_beyond, random_side, sentence_lengths, settings, some_of, start, timed
 from torch import Tensor
 
-from itm_utils.files import write_json
 from itm_utils.matcher import Images, Texts
 from itm_utils.models.pfan import PFAN, PUBLIC_BONUS, pfan_by_loop
 from itm_utils.scoring import score_all
 
-OUT = Path(__file__).parent / "results" / "pfan_scoring.json"
 TEMPERATURE = {"t2i": 9.0, "i2t": 4.0}
 
 
@@ -45,7 +37,7 @@ def look(direction: str) -> dict[str, object]:
 def measure(direction: str, images: Images, texts: Texts, loop_captions: int, rounds: int) -> dict[str, float | None]:
     """Seconds of the kernel on all captions and of the loop on some, best of rounds; largest difference; peak memory."""
     model = PFAN(vocabulary_size=4, image_dim=4, width=WIDTH, word_dim=4, position="none", **look(direction)).eval()
-    chosen = torch.arange(0, len(texts), len(texts) // loop_captions)[:loop_captions]
+    chosen = some_of(texts, loop_captions)
     part = texts[chosen]
     kept: dict[str, Tensor] = {}
     seconds: dict[str, list[float]] = {"kernel": [], "loop": []}
@@ -73,43 +65,23 @@ def measure(direction: str, images: Images, texts: Texts, loop_captions: int, ro
 
 
 def main() -> None:
-    # The allocator reads these when a process starts: loop and kernel get their memory in the same way.
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--captions", type=int, default=5000)
-    parser.add_argument("--loop-captions", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    args = start(__doc__, "pfan_scoring.json", images=1000, captions=5000, loop_captions=100, rounds=2)
     rng = torch.Generator().manual_seed(0)
     lengths = sentence_lengths(args.captions, seed=0)
     images = random_side(Images, np.full(args.images, REGIONS), rng)
     texts = random_side(Texts, lengths, rng)
     result = {
-        "what": {
-            "images": args.images,
-            "captions": args.captions,
-            "regions": REGIONS,
-            "width": WIDTH,
-            "words_mean": round(float(lengths.mean()), 2),
-            "loop_captions": args.loop_captions,
-            "threads": 1,
-            "allocator": ALLOCATOR,
-            "seconds": "processor time of one thread; loop and kernel take turns, best of rounds; loop scaled by words",
-        },
+        "what": settings(
+            images=args.images,
+            captions=args.captions,
+            width=WIDTH,
+            words_mean=round(float(lengths.mean()), 2),
+            loop_captions=args.loop_captions,
+            seconds="processor time of one thread; loop and kernel take turns, best of rounds; loop scaled by words",
+        ),
         "directions": {d: measure(d, images, texts, args.loop_captions, args.rounds) for d in TEMPERATURE},
-        "machine": {
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "system": platform.system(),
-        },
     }
-    write_json(args.out, result)
-    print(args.out.read_text(encoding="utf-8"))
+    finish(args, result)
 
 
 if __name__ == "__main__":

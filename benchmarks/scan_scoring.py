@@ -8,46 +8,18 @@ every region times every word. The loop scores one caption at a time and builds 
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import os
-import platform
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
-# The same allocator for all: large temporaries stay in the heap. It has to be set before the process starts.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-if __name__ == "__main__" and any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
+import numpy as np
+import torch
+from harness import REGIONS, WIDTH, finish, random_side, sentence_lengths, settings, some_of, start, take_turns, timed
+from torch import Tensor
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+from itm_utils.matcher import Images, Texts
+from itm_utils.models.scan import SCAN, score_by_loop
+from itm_utils.scoring import BUDGET, block_shape, score_all
 
-from itm_utils.files import write_json  # noqa: E402
-from itm_utils.matcher import Images, Texts, length_mask  # noqa: E402
-from itm_utils.models.scan import SCAN, score_by_loop  # noqa: E402
-from itm_utils.scoring import BUDGET, block_shape, score_all  # noqa: E402
-
-OUT = Path(__file__).parent / "results" / "scan_scoring.json"
-REGIONS, WIDTH = 36, 1024
 LOOK = {"first_norm": "clipped_l2norm", "temperature": 9.0, "pooling": "LogSumExp", "lse": 6.0}
-
-
-def random_side(kind: type, lengths: np.ndarray, rng: torch.Generator) -> Images | Texts:
-    """Random unit vectors; zeros at padding."""
-    width = int(lengths.max())
-    local = nn.functional.normalize(torch.randn(len(lengths), width, WIDTH, generator=rng), dim=-1)
-    mask = length_mask(torch.from_numpy(lengths), width)
-    local[~mask] = 0
-    return kind(local=local, mask=mask)
-
-
-def sentence_lengths(captions: int, seed: int) -> np.ndarray:
-    """Start, end and about ten words between them, as in Flickr30K and COCO."""
-    return 5 + np.random.default_rng(seed).poisson(7, size=captions)
 
 
 def matcher(direction: str) -> SCAN:
@@ -65,30 +37,6 @@ def bare_product(images: Images, texts: Texts) -> None:
             images.local[row : row + rows].flatten(0, 1) @ flat
 
 
-def timed(job: Callable[[], object]) -> float:
-    """Processor seconds of this one thread: other programs on the machine do not count."""
-    start = time.process_time()
-    job()
-    return time.process_time() - start
-
-
-def peak_beyond(job: Callable[[], object]) -> int | None:
-    """How far the process grows beyond what it held before, in bytes (Linux only)."""
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # give back what is free, or it would hide what is needed
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    except OSError:
-        return None
-    before = _status("VmRSS")
-    job()
-    return _status("VmHWM") - before
-
-
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
-
-
 def time_scoring(images: Images, texts: Texts, rounds: int) -> tuple[dict[str, float], dict[str, int | None]]:
     """Seconds for all pairs, and peak memory; the jobs take turns, and the best round of each counts."""
     jobs = {
@@ -96,19 +44,14 @@ def time_scoring(images: Images, texts: Texts, rounds: int) -> tuple[dict[str, f
         "t2i": lambda: score_all(matcher("t2i"), images, texts, progress=False),
         "i2t": lambda: score_all(matcher("i2t"), images, texts, progress=False),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    peak: dict[str, int | None] = {}
-    for _ in range(rounds):
-        for name, job in jobs.items():
-            peak[name] = peak_beyond(lambda job=job, name=name: seconds[name].append(timed(job)))
-            print(f"{name}: {seconds[name][-1]:.1f} s, peak {peak[name]}", flush=True)
-    return {name: min(values) for name, values in seconds.items()}, peak
+    seconds, peak, _ = take_turns(jobs, rounds)
+    return seconds, peak
 
 
 @torch.inference_mode()
 def time_loop(images: Images, texts: Texts, rounds: int, captions: int) -> tuple[dict[str, float], float]:
     """Seconds of the loop on some captions, scaled to all; and its largest difference from the kernel."""
-    chosen = torch.arange(0, len(texts), len(texts) // captions)[:captions]
+    chosen = some_of(texts, captions)
     part = texts[chosen]
     scale = float(texts.mask.sum() / part.mask.sum())  # by words: the slice may be a little shorter or longer
     seconds, difference = {}, 0.0
@@ -148,14 +91,7 @@ def time_backward(images: Images, texts: Texts, rounds: int) -> dict[str, dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--captions", type=int, default=5000)
-    parser.add_argument("--loop-captions", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    args = start(__doc__, "scan_scoring.json", images=1000, captions=5000, loop_captions=100, rounds=2)
     rng = torch.Generator().manual_seed(0)
     lengths = sentence_lengths(args.captions, seed=0)
     images = random_side(Images, np.full(args.images, REGIONS), rng)
@@ -166,19 +102,16 @@ def main() -> None:
     loop, difference = time_loop(images, texts, args.rounds, args.loop_captions)
     seconds, peak = time_scoring(images, texts, args.rounds)
     result = {
-        "what": {
-            "images": args.images,
-            "captions": args.captions,
-            "regions": REGIONS,
-            "width": WIDTH,
-            "words_mean": round(float(lengths.mean()), 2),
-            "words_max": int(lengths.max()),
-            "loop_captions": args.loop_captions,
-            "batch": 128,
-            "threads": 1,
-            "allocator": ALLOCATOR,
-            "seconds": "processor time of one thread; jobs take turns, best of rounds",
-        },
+        "what": settings(
+            images=args.images,
+            captions=args.captions,
+            width=WIDTH,
+            words_mean=round(float(lengths.mean()), 2),
+            words_max=int(lengths.max()),
+            loop_captions=args.loop_captions,
+            batch=128,
+            seconds="processor time of one thread; jobs take turns, best of rounds",
+        ),
         "seconds": seconds | {f"loop {direction}": value for direction, value in loop.items()},
         "times_bare_product": {d: seconds[d] / seconds["bare product"] for d in loop},
         "times_faster_than_loop": {d: loop[d] / seconds[d] for d in loop},
@@ -186,15 +119,8 @@ def main() -> None:
         "peak_bytes_beyond_inputs": peak,
         "backward_seconds": backward,
         "backward_times_faster": {d: backward["loop"][d] / backward["kernel"][d] for d in loop},
-        "machine": {
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "system": platform.system(),
-        },
     }
-    write_json(args.out, result)
-    print(args.out.read_text(encoding="utf-8"))
+    finish(args, result)
 
 
 if __name__ == "__main__":

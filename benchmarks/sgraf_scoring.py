@@ -10,28 +10,17 @@ All ways score the same captions, in turns, with the same allocator.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-import sys
 from collections.abc import Callable
-from pathlib import Path
-
-from scan_scoring import ALLOCATOR, REGIONS, WIDTH, peak_beyond, random_side, sentence_lengths, timed
-
-if __name__ == "__main__" and any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
 
 import numpy as np
 import torch
+from harness import REGIONS, WIDTH, finish, random_side, sentence_lengths, settings, start, take_turns
 from torch import Tensor, nn
 
-from itm_utils.files import write_json
 from itm_utils.matcher import Images, Texts
 from itm_utils.models.sgraf import HEADS, SGRAF, sgraf_by_loop
 from itm_utils.scoring import score_all
 
-OUT = Path(__file__).parent / "results" / "sgraf_scoring.json"
 SHARD = 100  # images that the public code scores at a time
 
 
@@ -56,18 +45,7 @@ def measure(model: SGRAF, images: Images, texts: Texts, rounds: int) -> dict[str
         "loop": lambda: by_loop(model, images, texts, len(images)),
         "loop in shards": lambda: by_loop(model, images, texts, SHARD),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    peak: dict[str, int | None] = {}
-    scores: dict[str, Tensor] = {}
-    for _ in range(rounds):
-        for name, way in ways.items():
-
-            def job(name: str = name, way: Callable[[], Tensor] = way) -> None:
-                seconds[name].append(timed(lambda: scores.__setitem__(name, way())))
-
-            peak[name] = peak_beyond(job)
-            print(f"{model.config['head']} {name}: {seconds[name][-1]:.1f} s, peak {peak[name]}", flush=True)
-    best = {name: min(values) for name, values in seconds.items()}
+    best, peak, scores = take_turns(ways, rounds, label=f"{model.config['head']} ")
     difference = max(float((scores["tiles"] - scores[name]).abs().max()) for name in ways)
     return {
         "seconds": best,
@@ -79,13 +57,7 @@ def measure(model: SGRAF, images: Images, texts: Texts, rounds: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--captions", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    args = start(__doc__, "sgraf_scoring.json", images=1000, captions=100, rounds=2)
     rng = torch.Generator().manual_seed(0)
     lengths = sentence_lengths(args.captions, seed=0)
     images = side(Images, np.full(args.images, REGIONS), rng)
@@ -97,34 +69,24 @@ def main() -> None:
         heads[head] = measure(model, images, texts, args.rounds)
     total = {way: sum(heads[head]["seconds"][way] for head in HEADS) for way in ("tiles", "loop", "loop in shards")}
     result = {
-        "what": {
-            "images": args.images,
-            "captions": args.captions,
-            "regions": REGIONS,
-            "width": WIDTH,
-            "sim_dim": model.config["sim_dim"],
-            "rounds_of_reasoning": model.config["steps"],
-            "words_mean": round(float(lengths.mean()), 2),
-            "shard": SHARD,
-            "threads": 1,
-            "allocator": ALLOCATOR,
-            "seconds": "processor time of one thread; the ways take turns, best of rounds",
-        },
+        "what": settings(
+            images=args.images,
+            captions=args.captions,
+            width=WIDTH,
+            sim_dim=model.config["sim_dim"],
+            rounds_of_reasoning=model.config["steps"],
+            words_mean=round(float(lengths.mean()), 2),
+            shard=SHARD,
+            seconds="processor time of one thread; the ways take turns, best of rounds",
+        ),
         "heads": heads,
         "both": {
             "seconds": total,
             "times_faster": total["loop"] / total["tiles"],
             "times_faster_than_shards": total["loop in shards"] / total["tiles"],
         },
-        "machine": {
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "system": platform.system(),
-        },
     }
-    write_json(args.out, result)
-    print(args.out.read_text(encoding="utf-8"))
+    finish(args, result)
 
 
 if __name__ == "__main__":

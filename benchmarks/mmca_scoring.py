@@ -1,0 +1,189 @@
+"""MMCA's scores with what needs no partner done once, against the cross unit run anew for each pair; training's memory.
+
+36 regions of 2,048 numbers, tokens of 768, width 256, 16 heads, one thread. *Anew* is the plain batched way: regions and
+words of some pairs are stacked and the whole unit runs over them, with its projections and the looks at one's own side.
+It takes a caption with several pictures at a time, so that nothing is padded; how many pictures is tried out first, and
+the quickest counts. *Prepared* is score_all. Both start from mapped regions and tokens, end in the same pooling and text
+CNN, and take turns. What preparing costs, once an item, is measured too. The memory of a training step is counted beyond
+the model with its gradients, the batch and its encodings.
+
+    python benchmarks/mmca_scoring.py        (about five minutes; writes benchmarks/results/mmca_scoring.json)
+    python benchmarks/mmca_scoring.py --pictures 8 --captions 16 --rounds 1 --batches 4 --direct 4 --out /tmp/mmca.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import harness
+import numpy as np
+import torch
+from harness import REGIONS
+from torch import Tensor
+
+from itm_utils.matcher import Encoded, ImageBatch, Images, PairBatch, TextBatch, Texts
+from itm_utils.models.mmca import MMCA, PickedTriplet, stacked
+from itm_utils.models.vsepp import hinge_loss
+from itm_utils.scoring import score_all, trim
+
+IMAGE_DIM, TOKEN_DIM, WIDTH, HEADS = 2048, 768, 256, 16
+TRIED = (1, 2, 5, 10, 25, 50)  # pictures that a caption meets at once when the unit runs anew
+MARGIN, BUDGET = 0.2, 2**28  # of a training step; bytes
+
+
+def matcher() -> MMCA:
+    torch.manual_seed(0)
+    return MMCA(IMAGE_DIM, TOKEN_DIM, WIDTH, HEADS)
+
+
+def random_batches(pictures: int, captions: int, seed: int) -> tuple[ImageBatch, TextBatch]:
+    """Random features of variance one. A caption has one token more than words: some word is cut into pieces."""
+    rng = torch.Generator().manual_seed(seed)
+    lengths = 1 + harness.sentence_lengths(captions, seed)
+    seen = harness.random_side(Images, np.full(pictures, REGIONS), rng, IMAGE_DIM)
+    said = harness.random_side(Texts, lengths, rng, TOKEN_DIM)
+    images = ImageBatch(seen.local * IMAGE_DIM**0.5, seen.mask, torch.arange(pictures))
+    texts = TextBatch(torch.from_numpy(lengths), torch.arange(captions), features=said.local * TOKEN_DIM**0.5)
+    return images, texts
+
+
+def multiplications(r: int, w: float, d: int) -> tuple[float, float]:
+    """Of one pair: run anew, and with what needs no partner done once (the table of chapter 08)."""
+    shared = 4 * r * w * d + 3 * (r + w) * d**2 + 6 * w * d**2 + 3 * d**2
+    return shared + 3 * (r + w) * d**2 + 2 * (r**2 + w**2) * d, shared
+
+
+@torch.inference_mode()
+def score_anew(model: MMCA, images: Images, texts: Texts, rows: int) -> Tensor:
+    """(i, c) scores; the whole cross unit runs for every pair, a caption with ``rows`` pictures at a time."""
+    cross = torch.empty(len(images), len(texts))
+    for caption in range(len(texts)):
+        text = trim(Texts(texts.local[[caption]], texts.mask[[caption]]))
+        for row in range(0, len(images), rows):
+            regions, present = images.local[row : row + rows], images.mask[row : row + rows]
+            words, real = text.local.expand(len(regions), -1, -1), text.mask.expand(len(regions), -1)
+            regions, words = stacked(model.cross_unit, regions, words, present, real)
+            i1, c1 = model.cross_vectors(regions, words, Images(mask=present), Texts(mask=real))
+            cross[row : row + rows, caption] = (i1 * c1).sum(dim=-1)
+    return model.weigh(images.pooled @ texts.pooled.T, cross).i2t
+
+
+def try_rows(model: MMCA, images: Images, texts: Texts) -> dict[int, float]:
+    """Microseconds a pair of the way that runs anew, for each number of pictures at a time; best of three turns."""
+    part = texts[harness.some_of(texts, max(1, len(texts) // 20))]
+    ways = {str(rows): lambda rows=rows: score_anew(model, images, part, rows) for rows in TRIED if rows <= len(images)}
+    seconds, _, _ = harness.take_turns(ways, rounds=3, label="anew, pictures at a time ")
+    return {int(rows): 1e6 * value / (len(images) * len(part)) for rows, value in seconds.items()}
+
+
+@torch.inference_mode()
+def prepare_us(model: MMCA, sides: tuple[Encoded, ...]) -> float:
+    """Microseconds of the part of the encoders that only the prepared way needs, a picture or caption."""
+
+    def prepare() -> None:
+        for side in sides:
+            for start in range(0, len(side), 128):
+                model.cross_unit.prepare(side.local[start : start + 128], side.mask[start : start + 128])
+
+    return 1e6 * min(harness.timed(prepare) for _ in range(3)) / sum(len(side) for side in sides)
+
+
+def kept_bytes(sides: tuple[Encoded, ...]) -> int:
+    """What the encodings hold for the prepared way only."""
+    return sum(part.nbytes for side in sides for part in side.extra_local.values())
+
+
+def picked(model: MMCA, batch: PairBatch) -> Tensor:
+    """The loss of chapter 08: all pairs within a budget without slopes, then the right and the hardest with slopes."""
+    return PickedTriplet(MARGIN, budget=BUDGET)(model, batch)[0]
+
+
+def direct(model: MMCA, batch: PairBatch) -> Tensor:
+    """The same loss from a graph through all pairs."""
+    images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
+    return hinge_loss(model.score(images, texts), MARGIN, hardest=True)
+
+
+def step_memory(loss_of: Callable[[MMCA, PairBatch], Tensor], pairs: int) -> tuple[int | None, float]:
+    """Peak of loss and backward beyond model, gradients, batch and encodings, in bytes; and the loss."""
+    model, batch, losses = matcher().train(), PairBatch(*random_batches(pairs, pairs, seed=pairs)), []
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)  # there already, and not only promised
+    images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
+    model.encode_images, model.encode_texts = (lambda _: images), (lambda _: texts)  # not again
+
+    def step() -> None:
+        loss = loss_of(model, batch)
+        loss.backward()
+        losses.append(loss.item())
+
+    peak = harness.peak_beyond(step)
+    print(f"training step, {loss_of.__name__}, {pairs} pairs: peak {peak}", flush=True)
+    return peak, losses[0]
+
+
+def training_memory(batches: list[int], direct_pairs: int) -> dict[str, object]:
+    """Peaks of training steps by batch size."""
+    step_memory(picked, 2), step_memory(direct, 2)  # whatever is loaded at first use is loaded
+    peaks = {str(pairs): step_memory(picked, pairs)[0] for pairs in batches}
+    peak, loss = step_memory(direct, direct_pairs)
+    _, same_loss = step_memory(picked, direct_pairs)
+    return {
+        "budget": BUDGET,
+        "picked": peaks,
+        "direct": {str(direct_pairs): peak},
+        "loss_relative_difference": abs(loss - same_loss) / loss,
+        "beyond": "model, its gradients, batch and encodings; bytes",
+    }
+
+
+def main() -> None:
+    sizes = {"pictures": 50, "captions": 400, "rounds": 5, "batches": [32, 64, 128], "direct": 32}
+    args = harness.start(__doc__, "mmca_scoring.json", **sizes)
+    memory = training_memory(args.batches, args.direct)
+    model, (image_batch, text_batch) = matcher().eval(), random_batches(args.pictures, args.captions, seed=0)
+    with torch.inference_mode():
+        images, texts = model.encode_images(image_batch), model.encode_texts(text_batch)
+    by_rows = try_rows(model, images, texts)
+    rows = min(by_rows, key=by_rows.get)
+    ways = {
+        "anew": lambda: score_anew(model, images, texts, rows),
+        "prepared": lambda: score_all(model, images, texts, progress=False).i2t,
+    }
+    seconds, peak, scores = harness.take_turns(ways, args.rounds)
+    pairs, tokens = args.pictures * args.captions, float(text_batch.lengths.float().mean())
+    anew_us, prepared_us = (1e6 * seconds[way] / pairs for way in ways)
+    anew, prepared = multiplications(REGIONS, tokens, WIDTH)
+    result = {
+        "settings": harness.settings(
+            pictures=args.pictures,
+            captions=args.captions,
+            rounds=args.rounds,
+            image_dim=IMAGE_DIM,
+            token_dim=TOKEN_DIM,
+            width=WIDTH,
+            heads=HEADS,
+            tokens_mean=round(tokens, 2),
+            tokens_max=int(text_batch.lengths.max()),
+            anew_pictures_at_a_time=rows,
+            seconds="processor time of one thread; the ways take turns, best of rounds; encodings given",
+        ),
+        "pairs": pairs,
+        "anew_us": anew_us,
+        "prepared_us": prepared_us,
+        "ratio": anew_us / prepared_us,
+        "bound": anew / prepared,
+        "multiplications": {"anew": anew, "prepared": prepared},
+        "difference": float((scores["anew"] - scores["prepared"]).abs().max()),
+        "flickr30k_minutes": 1000 * 5000 * prepared_us / 60e6,
+        "anew_us_by_pictures_at_a_time": {str(rows): value for rows, value in by_rows.items()},
+        "prepare_us_an_item": prepare_us(model, (images, texts)),
+        "prepared_bytes_an_item": kept_bytes((images, texts)) / (args.pictures + args.captions),
+        "peak_bytes_beyond_inputs": peak,
+        "memory": memory,
+    }
+    harness.finish(args, result)
+
+
+if __name__ == "__main__":
+    main()
