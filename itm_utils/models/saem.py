@@ -121,6 +121,227 @@ class TextCNN(nn.Module):
         return torch.cat(best, dim=1)
 
 
+# cell angular-loss
+def angular_costs(anchors: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """4 (a + p) n - 4 a p of every anchor with every negative: (b, n), own partner -inf.
+
+    All are (b, d); anchor b, positive b and negative b belong together.
+    """
+    right = (anchors * positives).sum(dim=1, keepdim=True)  # (b, 1)
+    costs = 4 * (anchors + positives) @ negatives.T - 4 * right
+    own = torch.eye(len(costs), dtype=torch.bool, device=costs.device)
+    return costs.masked_fill(own, -math.inf)
+
+
+def angular_loss(images: Tensor, texts: Tensor, soft: bool = False) -> Tensor:
+    """Angular loss of matched unit vectors (b, d) at 45 degrees, both ways.
+
+    The hardest negative of every anchor, summed; soft: all of them, averaged.
+    """
+    loss = images.new_zeros(())
+    for anchors, positives in ((images, texts), (texts, images)):
+        costs = angular_costs(anchors, positives, positives)
+        if soft:
+            nobody = costs.new_zeros(len(costs), 1)
+            loss = loss + torch.cat([nobody, costs], dim=1).logsumexp(dim=1).mean()
+        else:
+            loss = loss + nn.functional.softplus(costs.amax(dim=1)).sum()
+    return loss
+
+
+# cell two-sides
+class TwoSides(OneVectorEach):
+    """A picture becomes one vector and a caption another; they do not meet here."""
+
+    def think(self, batch: ImageBatch) -> tuple[Tensor, list[Tensor]]:
+        """Regions (i, r, d) that know each other, and each layer's weights (i, h, r, r)."""
+        regions, looks = self.region_map(batch.regions), []
+        for layer in self.layers:
+            regions, weights = layer(regions, batch.mask)
+            looks.append(weights)
+        return regions, looks
+
+    def encode_images(self, batch: ImageBatch) -> Images:
+        regions, _ = self.think(batch)
+        return Images(pooled=unit_length(masked_mean(regions, batch.mask)))
+
+    def tokens(self, batch: TextBatch) -> Tensor:
+        """(c, w, token_dim): states of the frozen text encoder."""
+        if batch.features is not None:
+            return batch.features
+        if self.bert is None:
+            hint = "Open the captions with itm_utils.bert.bert_captions."
+            raise problem("captions", "word ids", "states of a text encoder", hint)
+        return self.bert(batch.words, batch.mask)[-1]
+
+    def read(self, tokens: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
+        """Tokens (c, w, d) to one vector a caption, before the last map."""
+        if self.reader == "cnn":
+            return self.text_cnn(tokens, mask)
+        if self.reader == "rnn":
+            return masked_mean(read_words(self.gru, tokens, lengths), mask)
+        return masked_mean(self.text_map(tokens), mask)
+
+    def encode_texts(self, batch: TextBatch) -> Texts:
+        mask = torch.ones_like(batch.mask) if self.public_padding else batch.mask
+        read = self.read(self.tokens(batch), batch.lengths, mask)
+        return Texts(pooled=unit_length(self.text_map(self.dropout(read))))
+
+
+# cell own-terms
+class TwoTerms:
+    """The angular loss, which fades, and a penalty on the image side's matrices."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """The angular loss fades: a tenth every 5 epochs, nothing from epoch 21 on."""
+        self.angular_now = self.angular * 0.1 ** (epoch // 5) if epoch < 21 else 0.0
+
+    def weight_norms(self) -> Tensor:
+        """Sum of the lengths of the image side's weight matrices."""
+        sides = (self.region_map, self.layers)
+        matrices = [p for side in sides for p in side.parameters() if p.dim() == 2]
+        return torch.stack(
+            [torch.linalg.vector_norm(matrix) for matrix in matrices]
+        ).sum()
+
+    def extra_losses(
+        self, images: Images, texts: Texts, batch: PairBatch
+    ) -> dict[str, Tensor]:
+        losses = {}
+        if self.angular_now:
+            angular = angular_loss(images.pooled, texts.pooled)
+            losses["angular"] = self.angular_now * angular
+        if self.weight_penalty:
+            losses["weights"] = self.weight_penalty * self.weight_norms()
+        return losses
+
+
+# cell public-names
+LAYER_NAMES = {
+    "attention.self.query": "attention.query",
+    "attention.self.key": "attention.key",
+    "attention.self.value": "attention.value",
+    "attention.output.dense": "attention.output",
+    "attention.output.LayerNorm.gamma": "norm_look.weight",
+    "attention.output.LayerNorm.beta": "norm_look.bias",
+    "intermediate.dense": "inner",
+    "output.dense": "outer",
+    "output.LayerNorm.gamma": "norm_think.weight",
+    "output.LayerNorm.beta": "norm_think.bias",
+}
+TABLE_NAMES = {
+    "word_embeddings": "word_table",
+    "position_embeddings": "position_table",
+    "token_type_embeddings": "kind_table",
+    "LayerNorm.gamma": "norm.weight",
+    "LayerNorm.beta": "norm.bias",
+}
+PUBLIC_LAYERS = {"img_enc.layer": "layers.0"} | {
+    f"txt_enc.bert.encoder.layer.{n}": f"bert.layers.{n}" for n in range(24)
+}  # BERT base has 12 layers, BERT large 24
+PUBLIC_NAMES = {
+    "img_enc.mapping": "region_map",
+    "txt_enc.mapping": "text_map",
+    "txt_enc.convs1": "text_cnn.convs",
+    "txt_enc.rnn": "gru",
+    **{f"txt_enc.bert.embeddings.{p}": f"bert.{TABLE_NAMES[p]}" for p in TABLE_NAMES},
+    **{
+        f"{layer}.{p}": f"{PUBLIC_LAYERS[layer]}.{LAYER_NAMES[p]}"
+        for layer in PUBLIC_LAYERS
+        for p in LAYER_NAMES
+    },
+}
+
+
+# cell from-public
+def our_layout(weight: Tensor) -> Tensor:
+    """The public code slides a picture filter (n, 1, w, d); ours is (n, d, w)."""
+    return weight[:, 0].mT if weight.dim() == 4 else weight
+
+
+class FromPublic:
+    """Builds a SAEM from published weights."""
+
+    @classmethod
+    def from_public(
+        cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
+    ) -> Self:
+        """options: those of the command line, and the two files it reads, trans_cfg and bert_config."""
+        weights = {
+            name: our_layout(value)
+            for name, value in state_dict.items()
+            if ".bert.pooler." not in name  # computed in public, and used nowhere
+        }
+        return load_public(cls(**public_config(options)), weights)
+
+
+# cell saem-class
+class SAEM(FromPublic, TwoTerms, TwoSides, Matcher):
+    """Regions that look at each other, BERT and a text CNN: one vector each.
+
+    vocabulary_size: of the BERT inside, if there is one; else not used, because
+    captions come as token states of width token_dim.
+    """
+
+    PUBLIC_NAMES: ClassVar[dict[str, str]] = PUBLIC_NAMES
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        image_dim: int,
+        width: int = 256,
+        token_dim: int = 768,
+        layers: int = 1,
+        heads: int = 0,
+        feed_forward: int = 2048,
+        channels: int = 512,
+        dropout: float = 0.1,
+        angular: float = 0.5,
+        weight_penalty: float = 0.01,
+        public_padding: bool = False,
+        reader: str = "cnn",
+        gru: Mapping[str, Any] | None = None,
+        bert: Mapping[str, int] | None = None,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        super().__init__(**given)
+        self.angular, self.weight_penalty = angular, weight_penalty
+        self.public_padding, self.reader = public_padding, reader
+        self.region_map = nn.Linear(image_dim, width)
+        heads = heads or max(1, width // 16)  # as published: 16 heads of 16
+        sizes = (width, heads, feed_forward, dropout)
+        self.layers = nn.ModuleList(TransformerLayer(*sizes) for _ in range(layers))
+        self.bert = Bert(vocabulary_size, token_dim, **bert) if bert else None
+        self.text_cnn = TextCNN(token_dim, channels) if reader == "cnn" else None
+        self.gru = (
+            nn.GRU(token_dim, batch_first=True, **gru) if reader == "rnn" else None
+        )
+        self.text_map = nn.Linear(read_width(given), width)
+        self.dropout = nn.Dropout(dropout)
+        self.set_epoch(0)
+
+
+# cell build
+READERS = ("cnn", "pooling", "rnn")
+PARTS = ("width", "token_dim", "layers", "feed_forward", "channels", "dropout")
+TERMS = ("angular", "weight_penalty", "public_padding")
+
+
+def read_width(given: Mapping[str, Any]) -> int:
+    """Numbers that a caption has before the last map, by the reader that is given."""
+    if (reader := given["reader"]) not in READERS:
+        raise problem("reader", repr(reader), f"one of {', '.join(READERS)}")
+    if reader == "rnn":
+        return given["gru"]["hidden_size"]
+    return len(WINDOWS) * given["channels"] if reader == "cnn" else given["token_dim"]
+
+
+def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> SAEM:
+    """The model that the chapter's parameters describe."""
+    chosen = {name: parameters[name] for name in (*PARTS, *TERMS)}
+    return SAEM(vocabulary_size, image_dim, **chosen)
+
+
 # cell bert
 class Bert(nn.Module):
     """BERT, frozen: three tables, a norm, and the layer of this chapter many times."""
@@ -155,66 +376,6 @@ class Bert(nn.Module):
             states, _ = layer(states, mask)
             after.append(states)
         return after
-
-
-# cell angular-loss
-def angular_costs(anchors: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    """4 (a + p) n - 4 a p of every anchor with every negative: (b, n), own partner -inf.
-
-    All are (b, d); anchor b, positive b and negative b belong together.
-    """
-    right = (anchors * positives).sum(dim=1, keepdim=True)  # (b, 1)
-    costs = 4 * (anchors + positives) @ negatives.T - 4 * right
-    own = torch.eye(len(costs), dtype=torch.bool, device=costs.device)
-    return costs.masked_fill(own, -math.inf)
-
-
-def angular_loss(images: Tensor, texts: Tensor, soft: bool = False) -> Tensor:
-    """Angular loss of matched unit vectors (b, d) at 45 degrees, both ways.
-
-    The hardest negative of every anchor, summed; soft: all of them, averaged.
-    """
-    loss = images.new_zeros(())
-    for anchors, positives in ((images, texts), (texts, images)):
-        costs = angular_costs(anchors, positives, positives)
-        if soft:
-            nobody = costs.new_zeros(len(costs), 1)
-            loss = loss + torch.cat([nobody, costs], dim=1).logsumexp(dim=1).mean()
-        else:
-            loss = loss + nn.functional.softplus(costs.amax(dim=1)).sum()
-    return loss
-
-
-# cell public-names
-LAYER_NAMES = {
-    "attention.self.query": "attention.query",
-    "attention.self.key": "attention.key",
-    "attention.self.value": "attention.value",
-    "attention.output.dense": "attention.output",
-    "attention.output.LayerNorm.gamma": "norm_look.weight",
-    "attention.output.LayerNorm.beta": "norm_look.bias",
-    "intermediate.dense": "inner",
-    "output.dense": "outer",
-    "output.LayerNorm.gamma": "norm_think.weight",
-    "output.LayerNorm.beta": "norm_think.bias",
-}
-TABLE_NAMES = {
-    "word_embeddings": "word_table",
-    "position_embeddings": "position_table",
-    "token_type_embeddings": "kind_table",
-    "LayerNorm.gamma": "norm.weight",
-    "LayerNorm.beta": "norm.bias",
-}
-
-
-PUBLIC_LAYERS = {"img_enc.layer": "layers.0"} | {
-    f"txt_enc.bert.encoder.layer.{n}": f"bert.layers.{n}" for n in range(24)
-}  # BERT base has 12 layers, BERT large 24
-
-
-def our_layout(weight: Tensor) -> Tensor:
-    """The public code slides a picture filter (n, 1, w, d); ours is (n, d, w)."""
-    return weight[:, 0].mT if weight.dim() == 4 else weight
 
 
 # cell public-config
@@ -258,154 +419,6 @@ def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-# cell saem-class
-READERS = ("cnn", "pooling", "rnn")
-
-
-class SAEM(OneVectorEach, Matcher):
-    """Regions that look at each other, BERT and a text CNN: one vector each.
-
-    vocabulary_size: of the BERT inside, if there is one; else not used, because
-    captions come as token states of width token_dim.
-    """
-
-    PUBLIC_NAMES: ClassVar[dict[str, str]] = {
-        "img_enc.mapping": "region_map",
-        "txt_enc.mapping": "text_map",
-        "txt_enc.convs1": "text_cnn.convs",
-        "txt_enc.rnn": "gru",
-        **{
-            f"txt_enc.bert.embeddings.{p}": f"bert.{TABLE_NAMES[p]}"
-            for p in TABLE_NAMES
-        },
-        **{
-            f"{layer}.{p}": f"{PUBLIC_LAYERS[layer]}.{LAYER_NAMES[p]}"
-            for layer in PUBLIC_LAYERS
-            for p in LAYER_NAMES
-        },
-    }
-
-    def __init__(
-        self,
-        vocabulary_size: int,
-        image_dim: int,
-        width: int = 256,
-        token_dim: int = 768,
-        layers: int = 1,
-        heads: int = 0,
-        feed_forward: int = 2048,
-        channels: int = 512,
-        dropout: float = 0.1,
-        angular: float = 0.5,
-        weight_penalty: float = 0.01,
-        public_padding: bool = False,
-        reader: str = "cnn",
-        gru: Mapping[str, Any] | None = None,
-        bert: Mapping[str, int] | None = None,
-    ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-        super().__init__(**given)
-        if reader not in READERS:
-            raise problem("reader", repr(reader), f"one of {', '.join(READERS)}")
-        self.angular, self.weight_penalty = angular, weight_penalty
-        self.public_padding, self.reader = public_padding, reader
-        self.region_map = nn.Linear(image_dim, width)
-        heads = heads or max(1, width // 16)  # as published: 16 heads of 16
-        self.layers = nn.ModuleList(
-            TransformerLayer(width, heads, feed_forward, dropout) for _ in range(layers)
-        )
-        self.bert = Bert(vocabulary_size, token_dim, **bert) if bert else None
-        read_dim = token_dim
-        if reader == "cnn":
-            self.text_cnn, read_dim = TextCNN(token_dim, channels), 3 * channels
-        elif reader == "rnn":
-            self.gru = nn.GRU(token_dim, batch_first=True, **gru)
-            read_dim = self.gru.hidden_size
-        self.text_map = nn.Linear(read_dim, width)
-        self.dropout = nn.Dropout(dropout)
-        self.set_epoch(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        """The angular loss fades: a tenth every 5 epochs, nothing from epoch 21 on."""
-        self.angular_now = self.angular * 0.1 ** (epoch // 5) if epoch < 21 else 0.0
-
-    def think(self, batch: ImageBatch) -> tuple[Tensor, list[Tensor]]:
-        """Regions (i, r, d) that know each other, and each layer's weights (i, h, r, r)."""
-        regions, looks = self.region_map(batch.regions), []
-        for layer in self.layers:
-            regions, weights = layer(regions, batch.mask)
-            looks.append(weights)
-        return regions, looks
-
-    def encode_images(self, batch: ImageBatch) -> Images:
-        regions, _ = self.think(batch)
-        return Images(pooled=unit_length(masked_mean(regions, batch.mask)))
-
-    def tokens(self, batch: TextBatch) -> Tensor:
-        """(c, w, token_dim): states of the frozen text encoder."""
-        if batch.features is not None:
-            return batch.features
-        if self.bert is None:
-            hint = "Open the captions with itm_utils.bert.bert_captions."
-            raise problem("captions", "word ids", "states of a text encoder", hint)
-        return self.bert(batch.words, batch.mask)[-1]
-
-    def read(self, tokens: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
-        """Tokens (c, w, d) to one vector a caption, before the last map."""
-        if self.reader == "cnn":
-            return self.text_cnn(tokens, mask)
-        if self.reader == "rnn":
-            return masked_mean(read_words(self.gru, tokens, lengths), mask)
-        return masked_mean(self.text_map(tokens), mask)
-
-    def encode_texts(self, batch: TextBatch) -> Texts:
-        mask = torch.ones_like(batch.mask) if self.public_padding else batch.mask
-        read = self.read(self.tokens(batch), batch.lengths, mask)
-        return Texts(pooled=unit_length(self.text_map(self.dropout(read))))
-
-    def weight_norms(self) -> Tensor:
-        """Sum of the lengths of the image side's weight matrices."""
-        sides = (self.region_map, self.layers)
-        matrices = [p for side in sides for p in side.parameters() if p.dim() == 2]
-        return torch.stack(
-            [torch.linalg.vector_norm(matrix) for matrix in matrices]
-        ).sum()
-
-    def extra_losses(
-        self, images: Images, texts: Texts, batch: PairBatch
-    ) -> dict[str, Tensor]:
-        losses = {}
-        if self.angular_now:
-            angular = angular_loss(images.pooled, texts.pooled)
-            losses["angular"] = self.angular_now * angular
-        if self.weight_penalty:
-            losses["weights"] = self.weight_penalty * self.weight_norms()
-        return losses
-
-    @classmethod
-    def from_public(
-        cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
-    ) -> Self:
-        """options: those of the command line, and the two files it reads, trans_cfg and bert_config."""
-        weights = {
-            name: our_layout(value)
-            for name, value in state_dict.items()
-            if ".bert.pooler." not in name  # computed in public, and used nowhere
-        }
-        return load_public(cls(**public_config(options)), weights)
-
-
-# cell build
-PARTS = ("width", "token_dim", "layers", "feed_forward", "channels", "dropout")
-TERMS = ("angular", "weight_penalty", "public_padding")
-
-
-def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> SAEM:
-    """The model that the chapter's parameters describe."""
-    chosen = {name: parameters[name] for name in (*PARTS, *TERMS)}
-    return SAEM(vocabulary_size, image_dim, **chosen)
-
-
 # cell public-values
 def public_values(model: SAEM, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     """Our values for what a golden case of the public code holds under ``mid.*``."""
@@ -426,14 +439,12 @@ def public_values(model: SAEM, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if name in arrays}
 
 
-# cell compare-case
 def public_losses(model: SAEM, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     """Every term of the loss for the pairs of a golden case, inside the graph."""
     image_batch, text_batch = batches(arrays)
     images = model.encode_images(image_batch)
-    texts = model.encode_texts(
-        text_batch[torch.from_numpy(arrays["in.loss_caption_index"])]
-    )
+    chosen = torch.from_numpy(arrays["in.loss_caption_index"])
+    texts = model.encode_texts(text_batch[chosen])
     scores, margin = model.score(images, texts), float(arrays["in.margin"])
     pooled = images.pooled, texts.pooled
     losses = {
@@ -450,6 +461,7 @@ def public_losses(model: SAEM, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     return losses
 
 
+# cell compare-training
 def compare_gradients(
     table: Table, model: SAEM, arrays: Mapping[str, Any], prefix: str, loss: Tensor
 ) -> None:
@@ -494,6 +506,14 @@ def compare_steps(
         table.add("after five steps", key, value, theirs, relative=True)
 
 
+# cell compare-case
+GRADIENTS = {
+    "grad": "loss_hard",
+    "gradangular": "loss_angular_hard",
+    "gradtotal0": "loss_total_epoch0",
+}
+
+
 def compare_case(
     table: Table, about: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> bool:
@@ -513,11 +533,6 @@ def compare_case(
     for name, value in losses.items():
         if f"out.{name}" in arrays:
             table.add("losses", name, value, arrays[f"out.{name}"], relative=True)
-    compare_gradients(table, model, arrays, "out.grad.", losses["loss_hard"])
-    compare_gradients(
-        table, model, arrays, "out.gradangular.", losses["loss_angular_hard"]
-    )
-    compare_gradients(
-        table, model, arrays, "out.gradtotal0.", losses["loss_total_epoch0"]
-    )
+    for kind, name in GRADIENTS.items():
+        compare_gradients(table, model, arrays, f"out.{kind}.", losses[name])
     return True
