@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from itm_book.recipes import find_recipe, read_overrides, read_recipe, read_seeds, read_value, recipes_of_table
 from itm_book.run import Job, make_jobs, search_jobs
 from itm_utils.errors import ItmError, problem
-from itm_utils.matcher import ImageBatch, Matcher, PairBatch, TextBatch
+from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, TextBatch, Texts
 from itm_utils.models.vsepp import hinge_loss
 from itm_utils.precomp import open_split
 from itm_utils.receipts import read_receipt
@@ -153,11 +154,24 @@ def empty_batch(pairs: int, sizes: Sizes, token_dim: int) -> PairBatch:
     return PairBatch(images=images, texts=texts)
 
 
+def module_of(job: Job) -> ModuleType:
+    """The generated module of a job's chapter: ``08_mmca`` exports ``mmca``."""
+    return importlib.import_module("itm_utils.models." + job.recipe.chapter.partition("_")[2])
+
+
 def empty_model(job: Job, sizes: Sizes) -> Matcher:
-    name = re.sub(r"^\d+_", "", job.recipe.chapter)
-    module = importlib.import_module(f"itm_utils.models.{name}")
     with torch.device("meta"):
-        return module.build(job.parameters, sizes.vocabulary, sizes.image_dim)
+        return module_of(job).build(job.parameters, sizes.vocabulary, sizes.image_dim)
+
+
+def learned_scores(model: Matcher, images: Images, texts: Texts, picked: bool) -> Tensor:
+    """What a step asks of a model: all pairs with slopes; or all without, and three a caption with."""
+    if not picked:
+        return hinge_loss(model.score(images, texts), 0.2, True)
+    with torch.no_grad():
+        model.score(images, texts)
+    chosen = torch.arange(len(texts), device="meta").repeat(3)
+    return model.score_pairs(images[chosen], texts[chosen]).i2t.sum()
 
 
 def count_step(job: Job, sizes: Sizes) -> tuple[float, float]:
@@ -171,7 +185,7 @@ def count_step(job: Job, sizes: Sizes) -> tuple[float, float]:
     batch = empty_batch(job.parameters["batch_size"], sizes, job.parameters.get("token_dim", 0))
     with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
-        loss = hinge_loss(model.score(images, texts), 0.2, True)
+        loss = learned_scores(model, images, texts, getattr(module_of(job), "PICKS_FIRST", False))
         (loss + sum(model.extra_losses(images, texts, batch).values())).backward()
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     return counter.get_total_flops(), 4 * weights + sum(held.values())

@@ -155,6 +155,7 @@ class Chapter:
             schedule="cosine" if lab else "step",
             decay_every=given["epochs"] if lab else given.get("decay_every", half_way),
             clip_norm=given.get("clip_norm", TrainConfig.clip_norm),
+            validate_every=given.get("validate_every", TrainConfig.validate_every),
         )
 
     def open(self, texts: Callable[[PrecompSplit], Any] | None = None) -> ChapterData:

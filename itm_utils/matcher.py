@@ -43,6 +43,8 @@ class TensorBatch:
 
     def __getitem__(self, index: slice | Tensor) -> Self:
         """Rows ``index`` (a slice, or a tensor of positions or booleans) of every tensor."""
+        if isinstance(index, Tensor) and index.dtype == torch.long:  # its slope is cheaper than that of brackets
+            return self._map(lambda tensor: tensor.index_select(0, index))
         return self._map(lambda tensor: tensor[index])
 
     def __len__(self) -> int:

@@ -104,16 +104,34 @@ def batches(arrays: Arrays) -> tuple[ImageBatch, TextBatch]:
     regions = torch.from_numpy(arrays["in.images"])
     regions = regions[:, None, :] if regions.dim() == 2 else regions
     mask = torch.ones(regions.shape[:2], dtype=torch.bool)
-    words, lengths = torch.from_numpy(arrays["in.tokens"]), torch.from_numpy(arrays["in.lengths"])
+    lengths = torch.from_numpy(arrays["in.lengths"])
     boxes = torch.from_numpy(arrays["in.boxes"]) if "in.boxes" in arrays else None
     images = ImageBatch(regions=regions, mask=mask, ids=torch.arange(len(regions)), boxes=boxes)
-    return images, TextBatch(lengths=lengths, ids=torch.arange(len(words)), words=words)
+    captions = {"features": "in.text"} if "in.text" in arrays else {"words": "in.tokens"}
+    tokens = {name: torch.from_numpy(arrays[key]) for name, key in captions.items()}
+    return images, TextBatch(lengths=lengths, ids=torch.arange(len(lengths)), **tokens)
 
 
 def all_scores(model: Matcher, arrays: Arrays) -> Scores:
     """(images, captions) scores of a case, inside the graph."""
     images, texts = batches(arrays)
     return model.score(model.encode_images(images), model.encode_texts(texts))
+
+
+def compare_gradients(table: Table, model: Matcher, arrays: Arrays, prefix: str, loss: Tensor) -> None:
+    """Gradients of a loss, each relative to its largest entry, or to a hundredth of the largest of all.
+
+    The second bound is for gradients that are zero in theory, such as those of key biases: what is left is noise.
+    """
+    model.zero_grad()
+    loss.backward()
+    ours = dict(model.named_parameters())
+    expected = {key: array for key, array in arrays.items() if key.startswith(prefix)}
+    floor = max(1e-6, 0.01 * max(np.abs(array).max() for array in expected.values()))
+    for key, array in expected.items():
+        gradient = ours[our_name(type(model), key.removeprefix(prefix))].grad
+        scale = max(float(np.abs(array).max()), floor)
+        table.add("gradients", key, gradient / scale, array / scale)
 
 
 def compare_metrics(table: Table, arrays: Arrays) -> None:

@@ -10,4 +10,5 @@
 * ``vsrn`` from ``notebooks/05_vsrn.ipynb``
 * ``saem`` from ``notebooks/06_saem.ipynb``
 * ``sgraf`` from ``notebooks/07_sgraf.ipynb``
+* ``mmca`` from ``notebooks/08_mmca.ipynb``
 """
