@@ -137,7 +137,7 @@ def pfan_by_loop(
         affinity = keys @ queries.mT  # (i, k, q)
         weights = attend(affinity, [(queries.shape[1], 1)], first_norm, temperature)
         attended = weights.mT @ keys  # (i, q, d)
-        relevance = torch.cosine_similarity(queries, attended, dim=-1)
+        relevance = nn.functional.cosine_similarity(queries, attended, dim=-1)
         score = pool(relevance[..., None], pooling, lse)
         largest = pool(weights.amax(dim=1)[..., None], pooling, lse)
         columns.append(score + bonus * largest)
@@ -145,9 +145,6 @@ def pfan_by_loop(
 
 
 # cell read-blocks
-PUBLIC_BONUS = {"t2i": 0.5, "i2t": 0.0}
-
-
 def blocks_of(batch: ImageBatch, grid: int) -> tuple[Tensor, Tensor]:
     """Block numbers and shares of a batch, from pixel boxes or from a public block file."""
     expected = f"4 pixel coordinates a region, or {TOP} block numbers and {TOP} shares"
@@ -169,56 +166,24 @@ def blocks_of(batch: ImageBatch, grid: int) -> tuple[Tensor, Tensor]:
     return blocks, share
 
 
-def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Our keywords for the options of the public command line, public switches on."""
-    needed = ("split_size", "position_embed_size")
-    if missing := [name for name in needed if name not in options]:
-        raise problem("public options", f"no {', '.join(missing)}", "those of PFAN")
-    return from_public_options(options) | {
-        "bonus": PUBLIC_BONUS[options["cross_attn"]],
-        "position": "public",
-        "position_dim": options["position_embed_size"],
-        "grid": options["split_size"],
-    }
-
-
-# cell pfan-class
-class PFAN(CrossAttention):
-    """SCAN whose regions carry a position vector: of the blocks they cover, those that matter."""
-
-    PUBLIC_NAMES: ClassVar = {
-        "img_enc.fc": "region_map",
-        "img_enc.fc_att": "ask",
-        "img_enc.position_embedding": "block_table",
-        "txt_enc.embed": "word_table",
-        "txt_enc.rnn": "gru",
-    }
+# cell placed-regions
+class PlacedRegions(CrossAttention):
+    """SCAN's encoders, with a position vector beside the features of every region."""
 
     def __init__(
         self,
         vocabulary_size: int,
         image_dim: int,
-        direction: str = "t2i",
-        first_norm: str = "clipped_l2norm",
-        pooling: str = "Mean",
-        temperature: float = 9.0,
-        lse: float = 6.0,
-        bonus: float = 0.5,
         position: str = "focused",
         position_dim: int = 200,
         grid: int = 16,
-        **encoders: Any,
+        **more: Any,
     ) -> None:
-        where = {"position": position, "position_dim": position_dim, "grid": grid}
         if position not in POSITIONS:
             raise problem("position", repr(position), f"one of {', '.join(POSITIONS)}")
-        chosen = check_choices(direction, first_norm, pooling)
-        chosen |= {"temperature": temperature, "lse": lse, "bonus": bonus}
-        super().__init__(vocabulary_size, image_dim, **encoders, **chosen, **where)
-        self.direction, self.position, self.grid = direction, position, grid
-        del chosen["direction"]
-        self.pair_score = partial(pfan_score, **chosen)
-        self.look = partial(attend, first_norm=first_norm, temperature=temperature)
+        own = {"position": position, "position_dim": position_dim, "grid": grid}
+        super().__init__(vocabulary_size, image_dim, **more, **own)
+        self.position, self.grid = position, grid
         if position == "none":
             return
         self.block_table = nn.Embedding(grid * grid + 1, position_dim)
@@ -238,14 +203,59 @@ class PFAN(CrossAttention):
             batch = replace(batch, regions=torch.cat([batch.regions, where], dim=-1))
         return super().encode_images(batch)
 
+
+# cell pfan-class
+class PFAN(PlacedRegions):
+    """SCAN whose regions know their places. sizes: vocabulary_size and image_dim."""
+
+    PUBLIC_NAMES: ClassVar = {
+        "img_enc.fc": "region_map",
+        "img_enc.fc_att": "ask",
+        "img_enc.position_embedding": "block_table",
+        "txt_enc.embed": "word_table",
+        "txt_enc.rnn": "gru",
+    }
+
+    def __init__(
+        self,
+        *sizes: int,
+        direction: str = "t2i",
+        first_norm: str = "clipped_l2norm",
+        pooling: str = "Mean",
+        temperature: float = 9.0,
+        lse: float = 6.0,
+        bonus: float = 0.5,
+        **more: Any,
+    ) -> None:
+        chosen = check_choices(direction, first_norm, pooling)
+        chosen |= {"temperature": temperature, "lse": lse, "bonus": bonus}
+        super().__init__(*sizes, **more, **chosen)
+        self.direction = chosen.pop("direction")
+        self.pair_score = partial(pfan_score, **chosen)
+        self.look = partial(attend, first_norm=first_norm, temperature=temperature)
+
     @classmethod
-    def from_public(
-        cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
-    ) -> Self:
+    def from_public(cls, state_dict: Mapping, options: Mapping) -> Self:
         return load_public(cls(**public_config(options)), state_dict)
 
 
 # cell build
+PUBLIC_BONUS = {"t2i": 0.5, "i2t": 0.0}
+
+
+def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Our keywords for the options of the public command line, public switches on."""
+    needed = ("split_size", "position_embed_size")
+    if missing := [name for name in needed if name not in options]:
+        raise problem("public options", f"no {', '.join(missing)}", "those of PFAN")
+    return from_public_options(options) | {
+        "bonus": PUBLIC_BONUS[options["cross_attn"]],
+        "position": "public",
+        "position_dim": options["position_embed_size"],
+        "grid": options["split_size"],
+    }
+
+
 def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> PFAN:
     """The model of a run, from the parameters of the chapter."""
     names = ("width", "word_dim", "direction", "first_norm", "pooling", "temperature")
