@@ -406,6 +406,17 @@ def test_the_lab_page_lists_arms_best_first(root: Path) -> None:
     assert "| 336.0 \\[333.0, 339.0\\] (3) | 56.0 " in lines[1]  # half-width: 4.303 times 1.2 over the root of 3
 
 
+def test_all_models_are_compared_on_the_seeds_they_share(root: Path) -> None:
+    put(root, "mean-pool", (200, 210, 220, 500))  # the fourth seed is nobody else's
+    put(root, "SCAN t2i AVG", (300, 310), chapter="02_scan")  # two of the three seeds
+    put(root, "VSE++ tuned on validation", (240, 250, 260))
+    put(root, ALL, (280, 281, 279))  # an arm, not one of the models
+    shared = page(Ledger(root), "lab").split("## Chapter")[0]
+    rows = [line for line in shared.splitlines() if line.startswith("| ") and "rsum" not in line]
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == ["VSE++ tuned on validation", "mean-pool"]
+    assert "| 252.0 \\[" in rows[1]  # 210 hits, without the fourth seed
+
+
 def test_what_has_headings_begins_with_one(root: Path) -> None:
     """Sphinx puts a directive's text before its first heading to the end of the page."""
     for name in ("claims", "foundations", "lab", "uncertainty", "MMCA", "DCPA", "AOQ", "CCR_CCS"):
