@@ -63,7 +63,7 @@ def score_anew(model: MMCA, images: Images, texts: Texts, rows: int) -> Tensor:
             regions, present = images.local[row : row + rows], images.mask[row : row + rows]
             words, real = text.local.expand(len(regions), -1, -1), text.mask.expand(len(regions), -1)
             regions, words = stacked(model.cross_unit, regions, words, present, real)
-            i1, c1 = model.cross_vectors(regions, words, Images(mask=present), Texts(mask=real))
+            i1, c1 = model.picture_vector(regions, present), model.sentence_vector(words, real)
             cross[row : row + rows, caption] = (i1 * c1).sum(dim=-1)
     return model.weigh(images.pooled @ texts.pooled.T, cross).i2t
 

@@ -162,9 +162,16 @@ class PairTextCNN(TextCNN):
 
 # cell mmca-parts
 PARTS = ("both", "first", "cross")
-TILE = 2**26  # bytes of pairs that a processor works on at once
 
 
+def check_choices(parts: str, blocks: str) -> None:
+    """A misspelt option is an error, not another model."""
+    for name, value, choices in (("parts", parts, PARTS), ("blocks", blocks, BLOCKS)):
+        if value not in choices:
+            raise problem(name, repr(value), f"one of {', '.join(choices)}")
+
+
+# cell mmca-weights
 class MMCAParts(Matcher):
     """The weights of MMCA, and what its options mean.
 
@@ -188,9 +195,7 @@ class MMCAParts(Matcher):
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         super().__init__(**given)
-        for name, choices in (("parts", PARTS), ("blocks", BLOCKS)):
-            if given[name] not in choices:
-                raise problem(name, repr(given[name]), f"one of {', '.join(choices)}")
+        check_choices(parts, blocks)
         self.cross_weight, self.parts, self.one_vector = cross_weight, parts, one_vector
         inner = feed_forward or width
         self.region_map = nn.Linear(image_dim, width)
@@ -235,11 +240,6 @@ class MMCAEncoders(MMCAParts):
         prepared = self.cross_unit.prepare(words, mask) if self.crosses else {}
         return Texts(words, mask, pooled, extra_local=prepared)
 
-
-# cell mmca-score
-class MMCACross(MMCAEncoders):
-    """The second score, of all pairs."""
-
     def picture_vector(self, regions: Tensor, mask: Tensor) -> Tensor:
         """i1: regions (b, r, d) after the cross unit to (b, d)."""
         return unit_length(masked_mean(regions, mask))
@@ -248,9 +248,13 @@ class MMCACross(MMCAEncoders):
         """c1: words (b, w, d) after the cross unit to (b, d)."""
         return unit_length(self.cross_map(self.dropout(self.cross_cnn(words, mask))))
 
-    def alone(self, items: Encoded) -> Tensor:
-        """Regions or words after a unit that sees nobody else's side: (n, k, d)."""
-        return self.cross_unit.finish(items.local, items.extra_local["own"])
+
+# cell mmca-score
+TILE = 2**26  # bytes of pairs that a processor works on at once
+
+
+class MMCACross(MMCAEncoders):
+    """The second score, of all pairs."""
 
     def cross_score_tile(self, images: Images, texts: Texts) -> Tensor:
         """The second score of all pairs of a tile: (i, c)."""
@@ -268,8 +272,12 @@ class MMCACross(MMCAEncoders):
         if (
             self.cross_unit.blocks == "own"
         ):  # the partner does not matter: one vector each
-            i1 = self.picture_vector(self.alone(images), images.mask)
-            return i1 @ self.sentence_vector(self.alone(texts), texts.mask).T
+            regions, words = (
+                self.cross_unit.finish(side.local, side.extra_local["own"])
+                for side in (images, texts)
+            )
+            i1 = self.picture_vector(regions, images.mask)
+            return i1 @ self.sentence_vector(words, texts.mask).T
         rows, columns = len(images), len(texts)
         if images.local.device.type == "cpu":
             rows, columns = block_shape(self, images, texts, TILE)
@@ -315,35 +323,9 @@ class MMCAScores(MMCACross):
         return 24 * ((r + w) * width + w * width + heads * r * w)
 
 
-# cell mmca-class
-UNIT_NAMES = {
-    "q": "attention.query",
-    "k": "attention.key",
-    "v": "attention.value",
-    "o": "attention.output",
-    "ffn1": "inner",
-    "ffn2": "outer",
-    "norm1": "norm_look",
-    "norm2": "norm_think",
-}
-
-
-class MMCA(MMCAScores):
-    """Intra- and inter-modality in one attention (Wei et al., 2020)."""
-
-    PUBLIC_NAMES: ClassVar[dict[str, str]] = {
-        "region_fc": "region_map",
-        "text_fc": "token_map",
-        "text_cnn0.fc": "text_map",
-        "text_cnn1.fc": "cross_map",
-        **{f"text_cnn0.conv{n}": f"text_cnn.convs.{n - 1}" for n in (1, 2, 3)},
-        **{f"text_cnn1.conv{n}": f"cross_cnn.convs.{n - 1}" for n in (1, 2, 3)},
-        **{
-            f"{unit}.{name}": f"{unit}.{UNIT_NAMES[name]}"
-            for unit in ("self_unit", "cross_unit")
-            for name in UNIT_NAMES
-        },
-    }
+# cell mmca-attention
+class MMCAAttention(MMCAScores):
+    """Who looks at whom in given pairs."""
 
     def joint_attention(self, images: Images, texts: Texts) -> Tensor:
         """The softmax over [regions; words] of given pairs: (b, h, r + w, r + w)."""
@@ -379,6 +361,34 @@ class MMCA(MMCAScores):
             )
             for way, (one, other, part) in sides.items()
         }
+
+
+# cell mmca-class
+UNIT_NAMES = {
+    "q": "attention.query",
+    "k": "attention.key",
+    "v": "attention.value",
+    "o": "attention.output",
+    "ffn1": "inner",
+    "ffn2": "outer",
+    "norm1": "norm_look",
+    "norm2": "norm_think",
+}
+
+
+class MMCA(MMCAAttention):
+    """Intra- and inter-modality in one attention (Wei et al., 2020)."""
+
+    PUBLIC_NAMES: ClassVar[dict[str, str]] = {
+        "region_fc": "region_map",
+        "text_fc": "token_map",
+        "text_cnn0.fc": "text_map",
+        "text_cnn1.fc": "cross_map",
+        **{f"text_cnn0.conv{n}": f"text_cnn.convs.{n - 1}" for n in (1, 2, 3)},
+        **{f"text_cnn1.conv{n}": f"cross_cnn.convs.{n - 1}" for n in (1, 2, 3)},
+        **{f"self_unit.{n}": f"self_unit.{UNIT_NAMES[n]}" for n in UNIT_NAMES},
+        **{f"cross_unit.{n}": f"cross_unit.{UNIT_NAMES[n]}" for n in UNIT_NAMES},
+    }
 
     @classmethod
     def from_public(
@@ -503,6 +513,30 @@ def score_picked(
     return Scores(*(torch.cat(way) for way in zip(*found, strict=True)))
 
 
+# cell hinges
+def picked_hinges(
+    model: Matcher,
+    images: Images,
+    texts: Texts,
+    picks: tuple[Tensor, Tensor],
+    margin: float,
+    budget: int,
+) -> Tensor:
+    """Sum of the hinges of a batch with the wrong captions and pictures (b, n) picked."""
+    captions, pictures = picks
+    pairs, count = captions.shape
+    right = torch.arange(pairs)
+    asked = right.repeat_interleave(count)
+    rows = torch.cat([right, asked, pictures.flatten()])
+    columns = torch.cat([right, captions.flatten(), asked])
+    scores = score_picked(model, images, texts, rows, columns, budget)
+    sizes = [pairs, pairs * count, pairs * count]
+    right_i2t, wrong_caption, _ = scores.i2t.split(sizes)
+    right_t2i, _, wrong_picture = scores.t2i.split(sizes)
+    hinges = (margin + wrong_caption - right_i2t[asked]).relu().sum()
+    return hinges + (margin + wrong_picture - right_t2i[asked]).relu().sum()
+
+
 # cell picked-triplet
 class PickedTriplet:
     """The hinge loss for matchers whose pairs are dear: pick without slopes, then learn.
@@ -540,18 +574,8 @@ class PickedTriplet:
     ) -> tuple[Tensor, dict[str, float]]:
         images = model.encode_images(batch.images)
         texts = model.encode_texts(batch.texts)
-        captions, pictures = self.pick(model, images, texts)
-        pairs, count = captions.shape
-        right = torch.arange(pairs)
-        asked = right.repeat_interleave(count)
-        rows = torch.cat([right, asked, pictures.flatten()])
-        columns = torch.cat([right, captions.flatten(), asked])
-        scores = score_picked(model, images, texts, rows, columns, self.budget)
-        sizes = [pairs, pairs * count, pairs * count]
-        right_i2t, wrong_caption, _ = scores.i2t.split(sizes)
-        right_t2i, _, wrong_picture = scores.t2i.split(sizes)
-        hinges = (self.margin + wrong_caption - right_i2t[asked]).relu().sum()
-        hinges = hinges + (self.margin + wrong_picture - right_t2i[asked]).relu().sum()
-        share = 1.0 if self.hardest_now else (pairs - 1) / count
+        picks = self.pick(model, images, texts)
+        hinges = picked_hinges(model, images, texts, picks, self.margin, self.budget)
+        share = 1.0 if self.hardest_now else (len(images) - 1) / picks[0].shape[1]
         own = model.extra_losses(images, texts, batch)
         return share * hinges + sum(own.values()), {"hardest": float(self.hardest_now)}
