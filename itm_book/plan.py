@@ -58,6 +58,8 @@ def plan(root: Path, names: list[str], table: str, seeds: str, pairs: list[str],
     jobs: list[Job] = []
     for recipe in recipes:
         overrides = read_overrides(recipe, pairs)
+        if "run_dir" in overrides and len(recipes) > 1:  # two recipes in one folder would resume each other
+            overrides["run_dir"] = f"{overrides['run_dir']}/{recipe.name}"
         if search:
             jobs += search_jobs(recipe, read_choices(recipe, search), overrides)
         else:

@@ -68,7 +68,7 @@ def score_split(model: Matcher, split: PrecompSplit, texts: Captions, budget: in
     with evaluating(model) as device:
         images = encode_images(model, split)
         order = np.argsort(texts.lengths, kind="stable")
-        table = _Table(split.n_images, split.n_captions)
+        table = _Table(split.n_images, split.n_captions, "cpu")
         for start in bar(range(0, split.n_captions, BATCH), "score", "block"):
             captions = order[start : start + BATCH]
             encoded = model.encode_texts(texts.batch(captions).to(device))
@@ -80,20 +80,27 @@ def score_split(model: Matcher, split: PrecompSplit, texts: Captions, budget: in
     return table.scores()
 
 
-def score_all(model: Matcher, images: Images, texts: Texts, budget: int = BUDGET, progress: bool = True) -> Scores:
-    """(i, c) scores of given encodings, on the CPU, computed block by block.
+def score_all(
+    model: Matcher,
+    images: Images,
+    texts: Texts,
+    budget: int = BUDGET,
+    progress: bool = True,
+    device: torch.device | str = "cpu",
+) -> Scores:
+    """(i, c) scores of given encodings, on ``device``, computed block by block.
 
     Captions are visited in order of length and each block is cut to its longest one; a block never needs more than
     ``budget`` bytes by the model's own estimate.
     """
-    with evaluating(model) as device:
+    with evaluating(model) as own_device:
         order = _by_length(texts)
         rows, columns = block_shape(model, images, texts, budget)
-        table = _Table(len(images), len(texts))
+        table = _Table(len(images), len(texts), device)
         starts = range(0, len(texts), columns)
         for column in bar(starts, "score", "block") if progress else starts:
             captions = order[column : column + columns]
-            block = trim(texts[captions.to(device)])
+            block = trim(texts[captions.to(own_device)])
             for row in range(0, len(images), rows):
                 table.put(model.score(images[row : row + rows], block), slice(row, row + rows), captions)
     return table.scores()
@@ -102,16 +109,16 @@ def score_all(model: Matcher, images: Images, texts: Texts, budget: int = BUDGET
 class _Table:
     """The full matrices, filled block by block; the second one only if the model is decoupled."""
 
-    def __init__(self, images: int, captions: int) -> None:
-        self.i2t = torch.empty((images, captions))
+    def __init__(self, images: int, captions: int, device: torch.device | str) -> None:
+        self.i2t = torch.empty((images, captions), device=device)
         self.t2i = self.i2t
 
     def put(self, part: Scores, rows: slice, captions: torch.Tensor) -> None:
-        self.i2t[rows, captions] = part.i2t.float().cpu()
+        self.i2t[rows, captions] = part.i2t.float().to(self.i2t.device)
         if part.decoupled:
             if self.t2i is self.i2t:
                 self.t2i = torch.empty_like(self.i2t)
-            self.t2i[rows, captions] = part.t2i.float().cpu()
+            self.t2i[rows, captions] = part.t2i.float().to(self.i2t.device)
 
     def scores(self) -> Scores:
         return Scores(i2t=self.i2t, t2i=self.t2i)
@@ -131,7 +138,7 @@ def block_shape(model: Matcher, images: Images, texts: Texts, budget: int) -> tu
 
 def trim(texts: Texts) -> Texts:
     """Drop the positions after the last real word of the longest caption."""
-    if texts.local is None or texts.mask is None:
+    if texts.local is None or texts.mask is None or texts.mask.is_meta:  # shapes alone have no longest caption
         return texts
     longest = max(1, int(texts.mask.any(dim=0).nonzero().max()) + 1) if texts.mask.any() else 1
     shorter = {name: value[:, :longest] for name, value in texts.extra_local.items()}
@@ -139,7 +146,7 @@ def trim(texts: Texts) -> Texts:
 
 
 def _by_length(texts: Texts) -> torch.Tensor:
-    if texts.mask is None:
+    if texts.mask is None or texts.mask.is_meta:
         return torch.arange(len(texts))
     return torch.argsort(texts.mask.sum(dim=1).cpu(), stable=True)
 

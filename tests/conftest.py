@@ -76,8 +76,11 @@ def exported(kind: type | None = None) -> list:
 
 def small(matcher: type[Matcher], vocabulary_size: int, image_dim: int) -> Matcher:
     """A matcher of a few units, built from the arguments that all of them share."""
-    states = {"token_dim": TOKEN_DIM} if "token_dim" in inspect.signature(matcher).parameters else {}
-    return matcher(vocabulary_size=vocabulary_size, image_dim=image_dim, width=8, **states)
+    takes = inspect.signature(matcher).parameters
+    reads_words = "vocabulary_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    texts = {"vocabulary_size": vocabulary_size} if reads_words else {}
+    texts |= {"token_dim": TOKEN_DIM} if "token_dim" in takes else {}
+    return matcher(image_dim=image_dim, width=8, **texts)
 
 
 def listens_to_interrupts() -> None:

@@ -45,27 +45,35 @@ def stacked(
 
 
 # cell look
+def silence(mask: Tensor, like: Tensor) -> Tensor:
+    """0 where there is a key, minus infinity where there is none: to be added to logits."""
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -math.inf)
+
+
 def look(
-    queries: Tensor, keys: Tensor, values: Tensor, silence: Tensor
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What queries (b, q, h, e) find among keys and values (b, k, h, e), and how loudly.
 
-    silence: (b, k), 0 or minus infinity. Returns found (b, q, h, e) and loudness (b, q, h).
+    mask: (b, k), True where there is a key. Returns found (b, q, h, e) and loudness
+    (b, q, h), the log of the sum of exponentials.
     """
-    logits = torch.einsum("bqhe,bkhe->bhqk", queries, keys) + silence[:, None, None]
+    logits = torch.einsum("bqhe,bkhe->bhqk", queries, keys)
+    logits = logits + silence(mask, logits)[:, None, None]
     loudness = logits.logsumexp(dim=-1, keepdim=True)
     found = torch.einsum("bhqk,bkhe->bqhe", (logits - loudness).exp(), values)
     return found, loudness[..., 0].mT
 
 
 def look_across(
-    queries: Tensor, keys: Tensor, values: Tensor, silence: Tensor
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same for all pairs of m items that ask, (m, q, h, e), and n that answer, (n, k, h, e).
 
     Returns found (m, n, q, h, e) and loudness (m, n, q, h).
     """
-    logits = torch.einsum("mqhe,nkhe->hmqnk", queries, keys) + silence
+    logits = torch.einsum("mqhe,nkhe->hmqnk", queries, keys)
+    logits = logits + silence(mask, logits)
     loudness = logits.logsumexp(dim=-1, keepdim=True)
     weights = (logits - loudness).exp()
     found = torch.einsum("hmqnk,nkhe->mnqhe", weights, values)
@@ -92,9 +100,8 @@ class CrossUnit(TransformerLayer):
         key = self.attention.key(vectors).unflatten(-1, split)
         value = self.attention.value(vectors).unflatten(-1, split)
         query = query / math.sqrt(query.shape[-1])
-        silence = torch.zeros_like(vectors[..., 0]).masked_fill(~mask, -math.inf)
-        own, loudness = look(query, key, value, silence)
-        parts = {"query": query, "key": key, "value": value, "silence": silence}
+        own, loudness = look(query, key, value, mask)
+        parts = {"query": query, "key": key, "value": value}
         return parts | {"own": own, "loudness": loudness}
 
     def mix(
@@ -118,7 +125,7 @@ class CrossUnit(TransformerLayer):
 def of_pairs(unit: CrossUnit, one: Encoded, other: Encoded) -> Tensor:
     """Side ``one`` of given pairs after the unit: (b, k, d)."""
     mine, theirs = one.extra_local, other.extra_local
-    answers = (theirs["key"], theirs["value"], theirs["silence"])
+    answers = (theirs["key"], theirs["value"], other.mask)
     found, loudness = look(mine["query"], *answers)
     return unit.finish(
         one.local, unit.mix(mine["own"], mine["loudness"], found, loudness)
@@ -128,7 +135,7 @@ def of_pairs(unit: CrossUnit, one: Encoded, other: Encoded) -> Tensor:
 def of_all_pairs(unit: CrossUnit, one: Encoded, other: Encoded) -> Tensor:
     """Side ``one`` of all pairs after the unit: (m, n, k, d)."""
     mine, theirs = one.extra_local, other.extra_local
-    answers = (theirs["key"], theirs["value"], theirs["silence"])
+    answers = (theirs["key"], theirs["value"], other.mask)
     found, loudness = look_across(mine["query"], *answers)
     own, own_loudness = mine["own"][:, None], mine["loudness"][:, None]
     found = unit.mix(own, own_loudness, found, loudness)
@@ -175,8 +182,8 @@ def check_choices(parts: str, blocks: str) -> None:
 class MMCAParts(Matcher):
     """The weights of MMCA, and what its options mean.
 
-    feed_forward: width inside the units; 0 for the same as outside. cross_weight: of the
-    second score. parts: which of the two scores count. blocks: what the cross unit may see.
+    heads: 0 for heads of 16 numbers. feed_forward: width inside the units; 0 for the same
+    as outside. cross_weight: of the second score. parts: which of the two scores count. blocks: what the cross unit may see.
     one_vector: the mean of the regions stands for all of them.
     """
 
@@ -185,7 +192,7 @@ class MMCAParts(Matcher):
         image_dim: int,
         token_dim: int = 768,
         width: int = 256,
-        heads: int = 16,
+        heads: int = 0,
         feed_forward: int = 0,
         dropout: float = 0.0,
         cross_weight: float = 0.2,
@@ -197,7 +204,7 @@ class MMCAParts(Matcher):
         super().__init__(**given)
         check_choices(parts, blocks)
         self.cross_weight, self.parts, self.one_vector = cross_weight, parts, one_vector
-        inner = feed_forward or width
+        inner, heads = feed_forward or width, heads or max(1, width // 16)
         self.region_map = nn.Linear(image_dim, width)
         self.self_unit = TransformerLayer(width, heads, inner, dropout, "relu", 1e-5)
         self.text_cnn = TextCNN(token_dim, width)
@@ -211,7 +218,9 @@ class MMCAParts(Matcher):
     @property
     def crosses(self) -> bool:
         """Whether the second score counts at all."""
-        return self.parts == "cross" or (self.parts == "both" and self.cross_weight > 0)
+        return self.parts == "cross" or (
+            self.parts == "both" and self.cross_weight != 0
+        )
 
 
 # cell mmca-encode
@@ -327,8 +336,8 @@ class MMCAScores(MMCACross):
 class MMCAAttention(MMCAScores):
     """Who looks at whom in given pairs."""
 
-    def joint_attention(self, images: Images, texts: Texts) -> Tensor:
-        """The softmax over [regions; words] of given pairs: (b, h, r + w, r + w)."""
+    def joint_logs(self, images: Images, texts: Texts) -> Tensor:
+        """Logs of the softmax over [regions; words] of given pairs: (b, h, r + w, r + w)."""
         query, key = (
             torch.cat([images.extra_local[name], texts.extra_local[name]], dim=1)
             for name in ("query", "key")
@@ -342,18 +351,25 @@ class MMCAAttention(MMCAScores):
         seen = {"all": same | ~same, "own": same, "other": ~same}[
             self.cross_unit.blocks
         ]
-        seen = seen & mask[:, None, None]
-        return logits.masked_fill(~seen, -math.inf).softmax(dim=-1)
+        return (logits + silence(seen & mask[:, None, None], logits)).log_softmax(
+            dim=-1
+        )
+
+    def joint_attention(self, images: Images, texts: Texts) -> Tensor:
+        """The whole square of weights: (b, h, r + w, r + w)."""
+        return self.joint_logs(images, texts).exp()
 
     def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
         if not self.crosses or self.cross_unit.blocks == "own":
             return {}
-        joint, r = self.joint_attention(images, texts).sum(dim=1), images.mask.shape[1]
-        sides = {"t2i": (texts, images, joint[:, r:, :r])}
-        sides["i2t"] = (images, texts, joint[:, :r, r:])
+        logs, r = self.joint_logs(images, texts), images.mask.shape[1]
+        sides = {"t2i": (texts, images, logs[:, :, r:, :r])}
+        sides["i2t"] = (images, texts, logs[:, :, :r, r:])
         return {
             way: Attention(
-                part / part.sum(dim=-1, keepdim=True),
+                part.logsumexp(dim=1).softmax(
+                    dim=-1
+                ),  # sum of the heads, scaled to one
                 one.local,
                 other.local,
                 one.mask,
@@ -470,15 +486,19 @@ def pick_hardest(
     model: Matcher, images: Images, texts: Texts, budget: int
 ) -> tuple[Tensor, Tensor]:
     """Hardest wrong caption of each picture and picture of each caption: (b, 1) each."""
-    scores = score_all(model, images, texts, budget, progress=False)
-    right = torch.eye(len(images), dtype=torch.bool)
+    device = next(model.parameters()).device
+    scores = score_all(model, images, texts, budget, progress=False, device=device)
+    right = torch.eye(len(images), dtype=torch.bool, device=device)
     captions = scores.i2t.masked_fill(right, -math.inf).argmax(dim=1)
     pictures = scores.t2i.masked_fill(right, -math.inf).argmax(dim=0)
     return captions[:, None], pictures[:, None]
 
 
 def pick_random(pairs: int, count: int) -> tuple[Tensor, Tensor]:
-    """For each pair ``count`` wrong captions and wrong pictures, none twice: (b, count)."""
+    """For each pair ``count`` wrong captions and wrong pictures, none twice: (b, count).
+
+    Drawn on the processor, so that a seed means the same on every device.
+    """
     chance = torch.rand(2, pairs, pairs)
     chance.diagonal(dim1=1, dim2=2).fill_(-1)  # never the right one
     captions, pictures = chance.topk(count, dim=2).indices
@@ -499,14 +519,12 @@ def score_picked(
 ) -> Scores:
     """Scores (p,) with slopes of images ``rows`` with texts ``columns``, within a budget."""
     at_a_time = max(1, budget // (KEPT * model.bytes_per_pair(images, texts)))
-    device = images.pooled.device
 
     def piece(some: Tensor) -> tuple[Tensor, Tensor]:
-        row, column = rows[some].to(device), columns[some].to(device)
-        scores = model.score_pairs(images[row], texts[column])
+        scores = model.score_pairs(images[rows[some]], texts[columns[some]])
         return scores.i2t, scores.t2i
 
-    pieces = torch.arange(len(rows)).split(at_a_time)
+    pieces = torch.arange(len(rows), device=rows.device).split(at_a_time)
     if len(pieces) == 1:
         return Scores(*piece(pieces[0]))
     found = [checkpoint(piece, some, use_reentrant=False) for some in pieces]
@@ -523,9 +541,10 @@ def picked_hinges(
     budget: int,
 ) -> Tensor:
     """Sum of the hinges of a batch with the wrong captions and pictures (b, n) picked."""
-    captions, pictures = picks
+    device = next(model.parameters()).device
+    captions, pictures = (chosen.to(device) for chosen in picks)
     pairs, count = captions.shape
-    right = torch.arange(pairs)
+    right = torch.arange(pairs, device=device)
     asked = right.repeat_interleave(count)
     rows = torch.cat([right, asked, pictures.flatten()])
     columns = torch.cat([right, captions.flatten(), asked])
@@ -564,9 +583,9 @@ class PickedTriplet:
     def pick(
         self, model: Matcher, images: Images, texts: Texts
     ) -> tuple[Tensor, Tensor]:
-        if self.hardest_now:
+        most = len(images) - 1  # a batch of one pair has nobody wrong
+        if self.hardest_now and most:
             return pick_hardest(model, images, texts, self.budget)
-        most = len(images) - 1
         return pick_random(len(images), min(self.negatives or most, most))
 
     def __call__(
@@ -576,6 +595,7 @@ class PickedTriplet:
         texts = model.encode_texts(batch.texts)
         picks = self.pick(model, images, texts)
         hinges = picked_hinges(model, images, texts, picks, self.margin, self.budget)
-        share = 1.0 if self.hardest_now else (len(images) - 1) / picks[0].shape[1]
+        drawn = picks[0].shape[1]
+        share = (len(images) - 1) / drawn if drawn and not self.hardest_now else 1.0
         own = model.extra_losses(images, texts, batch)
         return share * hinges + sum(own.values()), {"hardest": float(self.hardest_now)}
