@@ -278,9 +278,7 @@ class MMCACross(MMCAEncoders):
 
     def cross_scores(self, images: Images, texts: Texts) -> Tensor:
         """The second score of all pairs (i, c), tile by tile on a processor."""
-        if (
-            self.cross_unit.blocks == "own"
-        ):  # the partner does not matter: one vector each
+        if self.cross_unit.blocks == "own":  # no partner: one vector each
             regions, words = (
                 self.cross_unit.finish(side.local, side.extra_local["own"])
                 for side in (images, texts)
@@ -337,23 +335,19 @@ class MMCAAttention(MMCAScores):
     """Who looks at whom in given pairs."""
 
     def joint_logs(self, images: Images, texts: Texts) -> Tensor:
-        """Logs of the softmax over [regions; words] of given pairs: (b, h, r + w, r + w)."""
+        """Logs of the softmax over [regions; words]: (b, h, r + w, r + w)."""
         query, key = (
             torch.cat([images.extra_local[name], texts.extra_local[name]], dim=1)
             for name in ("query", "key")
         )
         logits = torch.einsum("bqhe,bkhe->bhqk", query, key)
         mask = torch.cat([images.mask, texts.mask], dim=1)
-        is_region = (
-            torch.arange(mask.shape[1], device=mask.device) < images.mask.shape[1]
-        )
+        places = torch.arange(mask.shape[1], device=mask.device)
+        is_region = places < images.mask.shape[1]
         same = is_region[:, None] == is_region
-        seen = {"all": same | ~same, "own": same, "other": ~same}[
-            self.cross_unit.blocks
-        ]
-        return (logits + silence(seen & mask[:, None, None], logits)).log_softmax(
-            dim=-1
-        )
+        kinds = {"all": same | ~same, "own": same, "other": ~same}
+        seen = kinds[self.cross_unit.blocks] & mask[:, None, None]
+        return (logits + silence(seen, logits)).log_softmax(dim=-1)
 
     def joint_attention(self, images: Images, texts: Texts) -> Tensor:
         """The whole square of weights: (b, h, r + w, r + w)."""
@@ -365,11 +359,9 @@ class MMCAAttention(MMCAScores):
         logs, r = self.joint_logs(images, texts), images.mask.shape[1]
         sides = {"t2i": (texts, images, logs[:, :, r:, :r])}
         sides["i2t"] = (images, texts, logs[:, :, :r, r:])
-        return {
+        return {  # all heads together, scaled to one
             way: Attention(
-                part.logsumexp(dim=1).softmax(
-                    dim=-1
-                ),  # sum of the heads, scaled to one
+                part.logsumexp(dim=1).softmax(dim=-1),
                 one.local,
                 other.local,
                 one.mask,
