@@ -498,7 +498,7 @@ def pick_random(pairs: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 # cell score-picked
-KEPT = 3  # what a graph remembers of a pair, in units of what scoring it needs
+KEPT = 4  # what a graph remembers of a pair, in units of what scoring it needs
 
 
 def score_picked(
