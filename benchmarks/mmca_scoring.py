@@ -8,7 +8,7 @@ CNN, and take turns. What preparing costs, once an item, is measured too. The me
 the model with its gradients, the batch and its encodings.
 
     python benchmarks/mmca_scoring.py        (about five minutes; writes benchmarks/results/mmca_scoring.json)
-    python benchmarks/mmca_scoring.py --pictures 8 --captions 16 --rounds 1 --batches 4 --direct 4 --out /tmp/mmca.json
+    python benchmarks/mmca_scoring.py --pictures 8 --captions 16 --rounds 1 --batches 4 --direct 4 --out trial.json
 """
 
 from __future__ import annotations
