@@ -290,7 +290,7 @@ def test_equation_4_is_square_and_follows_the_look(w: Weights) -> None:
     assert unit.inner.weight.shape == unit.outer.weight.shape == (WIDTH, WIDTH)
     torch.manual_seed(3)
     vectors, found = torch.randn(3, WIDTH).double(), torch.randn(3, HEADS, WIDTH // HEADS).double()
-    for x, f, ours in zip(vectors, found, unit.finish(vectors, found), strict=True):
+    for x, f, ours in zip(vectors, found, unit.go_on(vectors, found), strict=True):
         looked = slow_norm(w, "cross_unit.norm1", x + slow_linear(w, "cross_unit.o", f.flatten()))
         expected = slow_norm(w, "cross_unit.norm2", looked + slow_feed_forward(w, "cross_unit", looked))
         torch.testing.assert_close(ours, expected, **EXACT)

@@ -113,12 +113,9 @@ class CrossUnit(TransformerLayer):
             return torch.lerp(own, other, gate[..., None])
         return other if self.blocks == "other" else own.expand_as(other)
 
-    def finish(self, vectors: Tensor, found: Tensor) -> Tensor:
+    def go_on(self, vectors: Tensor, found: Tensor) -> Tensor:
         """What follows the look; vectors (…, k, d), found (…, k, h, e)."""
-        found = self.attention.output(found.flatten(-2))
-        vectors = self.norm_look(vectors + self.dropout(found))
-        thought = self.outer(self.activation(self.inner(vectors)))
-        return self.norm_think(vectors + self.dropout(thought))
+        return self.finish(vectors, self.attention.output(found.flatten(-2)))
 
 
 # cell cross-sides
@@ -127,7 +124,7 @@ def of_pairs(unit: CrossUnit, one: Encoded, other: Encoded) -> Tensor:
     mine, theirs = one.extra_local, other.extra_local
     answers = (theirs["key"], theirs["value"], other.mask)
     found, loudness = look(mine["query"], *answers)
-    return unit.finish(
+    return unit.go_on(
         one.local, unit.mix(mine["own"], mine["loudness"], found, loudness)
     )
 
@@ -139,7 +136,7 @@ def of_all_pairs(unit: CrossUnit, one: Encoded, other: Encoded) -> Tensor:
     found, loudness = look_across(mine["query"], *answers)
     own, own_loudness = mine["own"][:, None], mine["loudness"][:, None]
     found = unit.mix(own, own_loudness, found, loudness)
-    return unit.finish(one.local[:, None], found)
+    return unit.go_on(one.local[:, None], found)
 
 
 # cell pair-cnn
@@ -280,7 +277,7 @@ class MMCACross(MMCAEncoders):
         """The second score of all pairs (i, c), tile by tile on a processor."""
         if self.cross_unit.blocks == "own":  # no partner: one vector each
             regions, words = (
-                self.cross_unit.finish(side.local, side.extra_local["own"])
+                self.cross_unit.go_on(side.local, side.extra_local["own"])
                 for side in (images, texts)
             )
             i1 = self.picture_vector(regions, images.mask)

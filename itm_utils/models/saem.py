@@ -85,9 +85,13 @@ class TransformerLayer(nn.Module):
     def forward(self, vectors: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """(b, k, d) and mask (b, k) to new vectors (b, k, d) and weights (b, h, k, k)."""
         found, weights = self.attention(vectors, vectors, mask)
+        return self.finish(vectors, found), weights
+
+    def finish(self, vectors: Tensor, found: Tensor) -> Tensor:
+        """What follows the look: shortcut, norm, think, shortcut, norm; all (…, k, d)."""
         vectors = self.norm_look(vectors + self.dropout(found))
         thought = self.outer(self.activation(self.inner(vectors)))
-        return self.norm_think(vectors + self.dropout(thought)), weights
+        return self.norm_think(vectors + self.dropout(thought))
 
 
 # cell text-cnn
