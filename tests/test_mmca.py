@@ -285,7 +285,7 @@ def test_equations_1_to_3_heads_are_the_loop(w: Weights) -> None:
 
 
 def test_equation_4_is_square_and_follows_the_look(w: Weights) -> None:
-    """Output map, shortcut, norm, feed-forward, norm: ``finish`` of given looks; the inside is as wide as the outside."""
+    """Output map, shortcut, norm, feed-forward, norm: ``go_on`` of given looks; the inside is as wide as the outside."""
     unit = model().cross_unit
     assert unit.inner.weight.shape == unit.outer.weight.shape == (WIDTH, WIDTH)
     torch.manual_seed(3)
