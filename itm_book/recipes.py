@@ -1,8 +1,8 @@
 """Recipes: papermill parameter files, one for each row of a table.
 
 A recipe's name begins with its chapter (``02_scan_f30k_t2i_avg.yaml`` belongs to ``notebooks/02_scan.ipynb``). Lines
-``# table: …``, ``# ensemble: …`` and ``# seeds: …`` above its parameters say where its row stands, whose scores are
-averaged with whose, and which seeds a reproduction takes.
+``# table: …``, ``# ensemble: …`` and ``# seeds: …`` above its parameters say where its row stands (in several tables:
+``# table: mmca/table_1, mmca/table_4``), whose scores are averaged with whose, and which seeds a reproduction takes.
 """
 
 from __future__ import annotations
@@ -91,10 +91,11 @@ def read_recipe(root: Path, path: Path) -> Recipe:
 def recipes_of_table(root: Path, table: str) -> list[Recipe]:
     """The rows of a table, in the order of their names."""
     paths = sorted((root / "recipes").glob("*.yaml"))
-    tables = {path: dict(HEADER.findall(path.read_text(encoding="utf-8"))).get("table") for path in paths}
-    found = [read_recipe(root, path) for path in paths if tables[path] == table]
+    headers = {path: dict(HEADER.findall(path.read_text(encoding="utf-8"))) for path in paths}
+    tables = {path: set(filter(None, re.split(r"\s*,\s*", headers[path].get("table", "")))) for path in paths}
+    found = [read_recipe(root, path) for path in paths if table in tables[path]]
     if not found:
-        raise problem("table", repr(table), f"one of {', '.join(sorted(set(filter(None, tables.values()))))}")
+        raise problem("table", repr(table), f"one of {', '.join(sorted(set().union(*tables.values())))}")
     return found
 
 

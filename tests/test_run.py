@@ -17,7 +17,7 @@ from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
 from itm_book.plan import described, plan
-from itm_book.recipes import HEADER, find_recipe, read_overrides, read_recipe, read_seeds
+from itm_book.recipes import HEADER, find_recipe, read_overrides, read_recipe, read_seeds, recipes_of_table
 from itm_book.run import make_jobs, search_jobs, shown, table_of
 from itm_utils.cli import app
 from itm_utils.errors import ItmError
@@ -43,6 +43,19 @@ def test_every_recipe_fits_its_notebook(path: Path) -> None:
     assert found.parameters["teach"] is False
     assert found.parameters["run_dir"] == f"runs/{path.stem}"
     assert yaml.safe_load(text)["arm"]
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        ("mmca/table_1", ["08_mmca_f30k"]),
+        ("mmca/table_3", ["08_mmca_coco"]),
+        ("mmca/table_5", ["08_mmca_coco", *(f"08_mmca_coco_width_{width}" for width in (128, 512, 64))]),
+        ("mmca/table_6", ["08_mmca_f30k", *(f"08_mmca_f30k_alpha_{alpha}" for alpha in ("01", "04", "08"))]),
+    ],
+)
+def test_a_row_may_stand_in_several_tables(table: str, rows: list[str]) -> None:
+    assert [found.name for found in recipes_of_table(ROOT, table)] == rows
 
 
 def test_the_arms_of_a_dataset_have_different_names() -> None:
