@@ -55,8 +55,9 @@ def look(
 ) -> tuple[Tensor, Tensor]:
     """What queries (b, q, h, e) find among keys and values (b, k, h, e), and how loudly.
 
-    mask: (b, k), True where there is a key. Returns found (b, q, h, e) and loudness
-    (b, q, h), the log of the sum of exponentials.
+    Queries come scaled, by one over the root of e. mask: (b, k), True where there is a
+    key. Returns found (b, q, h, e) and loudness (b, q, h), the log of the sum of
+    exponentials.
     """
     logits = torch.einsum("bqhe,bkhe->bhqk", queries, keys)
     logits = logits + silence(mask, logits)[:, None, None]
@@ -85,7 +86,10 @@ BLOCKS = ("all", "own", "other")
 
 
 class CrossUnit(TransformerLayer):
-    """A Transformer unit over [regions; words] that does once an item what needs no pair."""
+    """A Transformer unit over [regions; words] that does once an item what needs no pair.
+
+    Its looks have no dropout; what follows them has.
+    """
 
     def __init__(
         self, width: int, heads: int, feed_forward: int, dropout: float, blocks: str
@@ -101,8 +105,8 @@ class CrossUnit(TransformerLayer):
         value = self.attention.value(vectors).unflatten(-1, split)
         query = query / math.sqrt(query.shape[-1])
         own, loudness = look(query, key, value, mask)
-        parts = {"query": query, "key": key, "value": value}
-        return parts | {"own": own, "loudness": loudness}
+        made = {"query": query, "key": key, "value": value}
+        return made | {"own": own, "loudness": loudness}
 
     def mix(
         self, own: Tensor, own_loudness: Tensor, other: Tensor, other_loudness: Tensor
@@ -140,6 +144,16 @@ def of_all_pairs(unit: CrossUnit, one: Encoded, other: Encoded) -> Tensor:
 
 
 # cell pair-cnn
+PARTS = ("both", "first", "cross")
+
+
+def check_choices(parts: str, blocks: str) -> None:
+    """A misspelt option is an error, not another model."""
+    for name, value, choices in (("parts", parts, PARTS), ("blocks", blocks, BLOCKS)):
+        if value not in choices:
+            raise problem(name, repr(value), f"one of {', '.join(choices)}")
+
+
 class PairTextCNN(TextCNN):
     """The text CNN of SAEM for many short rows: a matrix product for each tap of a filter."""
 
@@ -164,23 +178,13 @@ class PairTextCNN(TextCNN):
         return torch.cat(best, dim=1)
 
 
-# cell mmca-parts
-PARTS = ("both", "first", "cross")
-
-
-def check_choices(parts: str, blocks: str) -> None:
-    """A misspelt option is an error, not another model."""
-    for name, value, choices in (("parts", parts, PARTS), ("blocks", blocks, BLOCKS)):
-        if value not in choices:
-            raise problem(name, repr(value), f"one of {', '.join(choices)}")
-
-
 # cell mmca-weights
 class MMCAParts(Matcher):
     """The weights of MMCA, and what its options mean.
 
-    heads: 0 for heads of 16 numbers. feed_forward: width inside the units; 0 for the same
-    as outside. cross_weight: of the second score. parts: which of the two scores count. blocks: what the cross unit may see.
+    heads: 16 in the paper, whatever the width (M23); 0 for heads of 16 numbers.
+    feed_forward: width inside the units; 0 for the same as outside. cross_weight: of the
+    second score. parts: which scores count. blocks: what the cross unit may see.
     one_vector: the mean of the regions stands for all of them.
     """
 
@@ -189,7 +193,7 @@ class MMCAParts(Matcher):
         image_dim: int,
         token_dim: int = 768,
         width: int = 256,
-        heads: int = 0,
+        heads: int = 16,
         feed_forward: int = 0,
         dropout: float = 0.0,
         cross_weight: float = 0.2,
@@ -231,7 +235,7 @@ class MMCAEncoders(MMCAParts):
             mask = mask.any(dim=1, keepdim=True)
         regions = self.region_map(features)
         thought, _ = self.self_unit(regions, mask)
-        pooled = unit_length(masked_mean(thought, mask))  # i0
+        pooled = unit_length(masked_mean(thought, mask))  # i0 in the paper
         prepared = self.cross_unit.prepare(regions, mask) if self.crosses else {}
         return Images(regions, mask, pooled, extra_local=prepared)
 
@@ -241,7 +245,7 @@ class MMCAEncoders(MMCAParts):
             raise problem("captions", "word ids", "states of a text encoder", hint)
         tokens, mask = batch.features, batch.mask
         read = self.dropout(self.text_cnn(tokens, mask))
-        pooled = unit_length(self.text_map(read))  # c0
+        pooled = unit_length(self.text_map(read))  # c0 in the paper
         words = self.token_map(tokens)
         prepared = self.cross_unit.prepare(words, mask) if self.crosses else {}
         return Texts(words, mask, pooled, extra_local=prepared)
@@ -256,7 +260,7 @@ class MMCAEncoders(MMCAParts):
 
 
 # cell mmca-score
-TILE = 2**26  # bytes of pairs that a processor works on at once
+TILE = 2**26  # bytes of pairs that are worked on at once, where there is no GPU
 
 
 class MMCACross(MMCAEncoders):
@@ -274,7 +278,7 @@ class MMCACross(MMCAEncoders):
         return torch.einsum("icd,cid->ic", i1, c1)
 
     def cross_scores(self, images: Images, texts: Texts) -> Tensor:
-        """The second score of all pairs (i, c), tile by tile on a processor."""
+        """The second score of all pairs (i, c), tile by tile where there is no GPU."""
         if self.cross_unit.blocks == "own":  # no partner: one vector each
             regions, words = (
                 self.cross_unit.go_on(side.local, side.extra_local["own"])
@@ -324,7 +328,8 @@ class MMCAScores(MMCACross):
             return 4  # one number; the rest is a matrix product
         r, width = images.local.shape[1:]
         w, heads = texts.local.shape[1], self.cross_unit.attention.heads
-        return 24 * ((r + w) * width + w * width + heads * r * w)
+        numbers = (r + w) * width + w * width + heads * r * w  # sides, taps, logits
+        return 6 * 4 * numbers  # an estimate: six of each alive at once, 4 bytes
 
 
 # cell mmca-attention
@@ -342,7 +347,7 @@ class MMCAAttention(MMCAScores):
         places = torch.arange(mask.shape[1], device=mask.device)
         is_region = places < images.mask.shape[1]
         same = is_region[:, None] == is_region
-        kinds = {"all": same | ~same, "own": same, "other": ~same}
+        kinds = {"all": torch.ones_like(same), "own": same, "other": ~same}
         seen = kinds[self.cross_unit.blocks] & mask[:, None, None]
         return (logits + silence(seen, logits)).log_softmax(dim=-1)
 
@@ -399,7 +404,7 @@ class MMCA(MMCAAttention):
     def from_public(
         cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
     ) -> Self:
-        """From weights named as in the golden cases of this book: there is no public code."""
+        """From weights named as in the golden cases of this book: we found no public code."""
         width, image_dim = state_dict["region_fc.weight"].shape
         config = {
             "token_dim": state_dict["text_fc.weight"].shape[1],
@@ -418,6 +423,129 @@ SWITCHES = ("parts", "blocks", "one_vector")
 def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> MMCA:
     """The model that the chapter's parameters describe; words come as token states."""
     return MMCA(image_dim, **{name: parameters[name] for name in (*SIZES, *SWITCHES)})
+
+
+# cell pick
+PICKS_FIRST = True  # all pairs without gradients, few with; `itm run --dry-run` asks
+
+
+def pick_hardest(
+    model: Matcher, images: Images, texts: Texts, budget: int
+) -> tuple[Tensor, Tensor]:
+    """Hardest wrong caption of each picture and picture of each caption: (b, 1) each."""
+    device = next(model.parameters()).device
+    scores = score_all(model, images, texts, budget, progress=False, device=device)
+    right = torch.eye(len(images), dtype=torch.bool, device=device)
+    captions = scores.i2t.masked_fill(right, -math.inf).argmax(dim=1)
+    pictures = scores.t2i.masked_fill(right, -math.inf).argmax(dim=0)
+    return captions[:, None], pictures[:, None]
+
+
+def pick_random(pairs: int, count: int) -> tuple[Tensor, Tensor]:
+    """For each pair ``count`` wrong captions and wrong pictures, none twice: (b, count).
+
+    Drawn on the processor, so that a seed means the same on every device.
+    """
+    chance = torch.rand(2, pairs, pairs)
+    chance.diagonal(dim1=1, dim2=2).fill_(-1)  # never the right one
+    captions, pictures = chance.topk(count, dim=2).indices
+    return captions, pictures
+
+
+# cell score-picked
+KEPT = 4  # what a graph remembers of a pair, over what scoring it needs: measured in a test
+
+
+def score_picked(
+    model: Matcher,
+    images: Images,
+    texts: Texts,
+    rows: Tensor,
+    columns: Tensor,
+    budget: int,
+) -> Scores:
+    """Scores (p,) with gradients of images ``rows`` with texts ``columns``, within a budget."""
+    at_a_time = max(1, budget // (KEPT * model.bytes_per_pair(images, texts)))
+
+    def piece(some: Tensor) -> tuple[Tensor, Tensor]:
+        scores = model.score_pairs(images[rows[some]], texts[columns[some]])
+        return scores.i2t, scores.t2i
+
+    pieces = torch.arange(len(rows), device=rows.device).split(at_a_time)
+    if len(pieces) == 1:
+        return Scores(*piece(pieces[0]))
+    found = [checkpoint(piece, some, use_reentrant=False) for some in pieces]
+    return Scores(*(torch.cat(way) for way in zip(*found, strict=True)))
+
+
+# cell hinges
+def picked_hinges(
+    model: Matcher,
+    images: Images,
+    texts: Texts,
+    picks: tuple[Tensor, Tensor],
+    margin: float,
+    budget: int,
+) -> Tensor:
+    """Sum of the hinges of a batch with the wrong captions and pictures (b, n) picked."""
+    device = next(model.parameters()).device
+    captions, pictures = (chosen.to(device) for chosen in picks)
+    pairs, count = captions.shape
+    right = torch.arange(pairs, device=device)
+    asked = right.repeat_interleave(count)
+    rows = torch.cat([right, asked, pictures.flatten()])
+    columns = torch.cat([right, captions.flatten(), asked])
+    scores = score_picked(model, images, texts, rows, columns, budget)
+    sizes = [pairs, pairs * count, pairs * count]
+    right_i2t, wrong_caption, _ = scores.i2t.split(sizes)
+    right_t2i, _, wrong_picture = scores.t2i.split(sizes)
+    hinges = (margin + wrong_caption - right_i2t[asked]).relu().sum()
+    return hinges + (margin + wrong_picture - right_t2i[asked]).relu().sum()
+
+
+# cell picked-triplet
+class PickedTriplet:
+    """The hinge loss for matchers whose pairs are dear: pick without gradients, then learn.
+
+    warmup_epochs: so many epochs over random wrong pairs before the hardest take over.
+    negatives: wrong captions and pictures a pair then; 0 takes all. budget: in bytes.
+    """
+
+    def __init__(
+        self,
+        margin: float = 0.2,
+        hardest: bool = True,
+        warmup_epochs: int = 0,
+        negatives: int = 4,
+        budget: int = 2**26,
+    ) -> None:
+        self.margin, self.hardest, self.warmup_epochs = margin, hardest, warmup_epochs
+        self.negatives, self.budget = negatives, budget
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The training loop calls this at the start of each epoch, counted from 0."""
+        self.hardest_now = self.hardest and epoch >= self.warmup_epochs
+
+    def pick(
+        self, model: Matcher, images: Images, texts: Texts
+    ) -> tuple[Tensor, Tensor]:
+        most = len(images) - 1  # a batch of one pair has nobody wrong
+        if self.hardest_now and most:
+            return pick_hardest(model, images, texts, self.budget)
+        return pick_random(len(images), min(self.negatives or most, most))
+
+    def __call__(
+        self, model: Matcher, batch: PairBatch
+    ) -> tuple[Tensor, dict[str, float]]:
+        images = model.encode_images(batch.images)
+        texts = model.encode_texts(batch.texts)
+        picks = self.pick(model, images, texts)
+        hinges = picked_hinges(model, images, texts, picks, self.margin, self.budget)
+        drawn = picks[0].shape[1]
+        share = (len(images) - 1) / drawn if drawn and not self.hardest_now else 1.0
+        own = model.extra_losses(images, texts, batch)
+        return share * hinges + sum(own.values()), {"hardest": float(self.hardest_now)}
 
 
 # cell public-values
@@ -465,126 +593,3 @@ def compare_case(
         table.add("losses", f"out.loss_hard{name}", loss, expected, relative=True)
     compare_gradients(table, model, arrays, "out.grad.", loss)
     return True
-
-
-# cell pick
-PICKS_FIRST = True  # a step scores all pairs without slopes, and few with; `itm run --dry-run` asks
-
-
-def pick_hardest(
-    model: Matcher, images: Images, texts: Texts, budget: int
-) -> tuple[Tensor, Tensor]:
-    """Hardest wrong caption of each picture and picture of each caption: (b, 1) each."""
-    device = next(model.parameters()).device
-    scores = score_all(model, images, texts, budget, progress=False, device=device)
-    right = torch.eye(len(images), dtype=torch.bool, device=device)
-    captions = scores.i2t.masked_fill(right, -math.inf).argmax(dim=1)
-    pictures = scores.t2i.masked_fill(right, -math.inf).argmax(dim=0)
-    return captions[:, None], pictures[:, None]
-
-
-def pick_random(pairs: int, count: int) -> tuple[Tensor, Tensor]:
-    """For each pair ``count`` wrong captions and wrong pictures, none twice: (b, count).
-
-    Drawn on the processor, so that a seed means the same on every device.
-    """
-    chance = torch.rand(2, pairs, pairs)
-    chance.diagonal(dim1=1, dim2=2).fill_(-1)  # never the right one
-    captions, pictures = chance.topk(count, dim=2).indices
-    return captions, pictures
-
-
-# cell score-picked
-KEPT = 4  # what a graph remembers of a pair, in units of what scoring it needs
-
-
-def score_picked(
-    model: Matcher,
-    images: Images,
-    texts: Texts,
-    rows: Tensor,
-    columns: Tensor,
-    budget: int,
-) -> Scores:
-    """Scores (p,) with slopes of images ``rows`` with texts ``columns``, within a budget."""
-    at_a_time = max(1, budget // (KEPT * model.bytes_per_pair(images, texts)))
-
-    def piece(some: Tensor) -> tuple[Tensor, Tensor]:
-        scores = model.score_pairs(images[rows[some]], texts[columns[some]])
-        return scores.i2t, scores.t2i
-
-    pieces = torch.arange(len(rows), device=rows.device).split(at_a_time)
-    if len(pieces) == 1:
-        return Scores(*piece(pieces[0]))
-    found = [checkpoint(piece, some, use_reentrant=False) for some in pieces]
-    return Scores(*(torch.cat(way) for way in zip(*found, strict=True)))
-
-
-# cell hinges
-def picked_hinges(
-    model: Matcher,
-    images: Images,
-    texts: Texts,
-    picks: tuple[Tensor, Tensor],
-    margin: float,
-    budget: int,
-) -> Tensor:
-    """Sum of the hinges of a batch with the wrong captions and pictures (b, n) picked."""
-    device = next(model.parameters()).device
-    captions, pictures = (chosen.to(device) for chosen in picks)
-    pairs, count = captions.shape
-    right = torch.arange(pairs, device=device)
-    asked = right.repeat_interleave(count)
-    rows = torch.cat([right, asked, pictures.flatten()])
-    columns = torch.cat([right, captions.flatten(), asked])
-    scores = score_picked(model, images, texts, rows, columns, budget)
-    sizes = [pairs, pairs * count, pairs * count]
-    right_i2t, wrong_caption, _ = scores.i2t.split(sizes)
-    right_t2i, _, wrong_picture = scores.t2i.split(sizes)
-    hinges = (margin + wrong_caption - right_i2t[asked]).relu().sum()
-    return hinges + (margin + wrong_picture - right_t2i[asked]).relu().sum()
-
-
-# cell picked-triplet
-class PickedTriplet:
-    """The hinge loss for matchers whose pairs are dear: pick without slopes, then learn.
-
-    warmup_epochs: so many epochs over random wrong pairs before the hardest take over.
-    negatives: wrong captions and pictures a pair then; 0 takes all. budget: in bytes.
-    """
-
-    def __init__(
-        self,
-        margin: float = 0.2,
-        hardest: bool = True,
-        warmup_epochs: int = 0,
-        negatives: int = 4,
-        budget: int = 2**26,
-    ) -> None:
-        self.margin, self.hardest, self.warmup_epochs = margin, hardest, warmup_epochs
-        self.negatives, self.budget = negatives, budget
-        self.set_epoch(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        """The training loop calls this at the start of each epoch, counted from 0."""
-        self.hardest_now = self.hardest and epoch >= self.warmup_epochs
-
-    def pick(
-        self, model: Matcher, images: Images, texts: Texts
-    ) -> tuple[Tensor, Tensor]:
-        most = len(images) - 1  # a batch of one pair has nobody wrong
-        if self.hardest_now and most:
-            return pick_hardest(model, images, texts, self.budget)
-        return pick_random(len(images), min(self.negatives or most, most))
-
-    def __call__(
-        self, model: Matcher, batch: PairBatch
-    ) -> tuple[Tensor, dict[str, float]]:
-        images = model.encode_images(batch.images)
-        texts = model.encode_texts(batch.texts)
-        picks = self.pick(model, images, texts)
-        hinges = picked_hinges(model, images, texts, picks, self.margin, self.budget)
-        drawn = picks[0].shape[1]
-        share = (len(images) - 1) / drawn if drawn and not self.hardest_now else 1.0
-        own = model.extra_losses(images, texts, batch)
-        return share * hinges + sum(own.values()), {"hardest": float(self.hardest_now)}
