@@ -88,11 +88,16 @@ def read_recipe(root: Path, path: Path) -> Recipe:
     return Recipe(path, notebook, parameters, declared, **dict(HEADER.findall(text)))
 
 
+def tables_of(path: Path) -> set[str]:
+    """The tables in which a recipe's row stands."""
+    named = dict(HEADER.findall(path.read_text(encoding="utf-8"))).get("table", "")
+    return set(filter(None, re.split(r"\s*,\s*", named)))
+
+
 def recipes_of_table(root: Path, table: str) -> list[Recipe]:
     """The rows of a table, in the order of their names."""
     paths = sorted((root / "recipes").glob("*.yaml"))
-    headers = {path: dict(HEADER.findall(path.read_text(encoding="utf-8"))) for path in paths}
-    tables = {path: set(filter(None, re.split(r"\s*,\s*", headers[path].get("table", "")))) for path in paths}
+    tables = {path: tables_of(path) for path in paths}
     found = [read_recipe(root, path) for path in paths if table in tables[path]]
     if not found:
         raise problem("table", repr(table), f"one of {', '.join(sorted(set().union(*tables.values())))}")

@@ -17,7 +17,7 @@ from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
 from itm_book.plan import described, plan
-from itm_book.recipes import HEADER, find_recipe, read_overrides, read_recipe, read_seeds, recipes_of_table
+from itm_book.recipes import find_recipe, read_overrides, read_recipe, read_seeds, recipes_of_table, tables_of
 from itm_book.run import make_jobs, search_jobs, shown, table_of
 from itm_utils.cli import app
 from itm_utils.errors import ItmError
@@ -128,7 +128,7 @@ def test_seeds() -> None:
     assert read_seeds("0-2,7") == [0, 1, 2, 7]
 
 
-@pytest.mark.parametrize("table", sorted({dict(HEADER.findall(p.read_text())).get("table", "") for p in RECIPES}))
+@pytest.mark.parametrize("table", sorted(set().union(*map(tables_of, RECIPES))))
 def test_a_plan_names_every_run_and_its_cost(table: str) -> None:
     jobs = plan(ROOT, [], table, "0-1", [], [])
     lines = list(described(jobs, "RTX 3090", ROOT / "results"))
