@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from itm_book.recipes import find_recipe, read_overrides, read_recipe, read_seed
 from itm_book.run import Job, make_jobs, search_jobs
 from itm_utils.errors import ItmError, problem
 from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, TextBatch, Texts
+from itm_utils.models.mmca import PickedTriplet
 from itm_utils.models.vsepp import hinge_loss
 from itm_utils.precomp import open_split
 from itm_utils.receipts import read_receipt
@@ -110,9 +111,11 @@ def cost(job: Job, gpu: str) -> str:
     """Arithmetic, memory and hours of a run."""
     sizes = sizes_of(job.data)
     peak, memory = GPUS[gpu]
-    (step, held), pair = count_step(job, sizes), count_pairs(job, sizes)
-    steps = job.parameters["epochs"] * (sizes.captions // job.parameters["batch_size"])
-    total = steps * step + pair * sizes.test_images * sizes.test_captions
+    steps, total, held = 0, count_pairs(job, sizes) * sizes.test_images * sizes.test_captions, 0.0
+    for training in trainings(job, sizes):
+        operations, needed = count_step(training, sizes, tokens_of(job))
+        count = training.epochs * (sizes.captions // training.batch_size)
+        steps, total, held = steps + count, total + count * operations, max(held, needed)
     hours = total / (peak * 1e12 * USED) / 3600
     took = f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
     fits = "" if held < memory * 2**30 else f", more than the {memory} GiB of it"
@@ -166,6 +169,31 @@ def empty_model(job: Job, sizes: Sizes) -> Matcher:
         return module_of(job).build(job.parameters, sizes.vocabulary, sizes.image_dim)
 
 
+class Training(NamedTuple):
+    """One training of a run. picked: all pairs are scored without gradients, and few with."""
+
+    model: Matcher
+    epochs: int
+    batch_size: int
+    picked: bool
+
+
+def trainings(job: Job, sizes: Sizes) -> list[Training]:
+    """What a run trains, one after the other: its model, or what the chapter's ``stages_of`` names."""
+    module, model, given = module_of(job), empty_model(job, sizes), job.parameters
+    if not hasattr(module, "stages_of"):
+        return [Training(model, given["epochs"], given["batch_size"], getattr(module, "PICKS_FIRST", False))]
+    return [
+        Training(stage.matcher, stage.epochs, stage.batch_size, isinstance(stage.objective, PickedTriplet))
+        for stage in module.stages_of(given, model)
+    ]
+
+
+def tokens_of(job: Job) -> int:
+    """Width of the token states that a run's captions come as; 0 if they come as words."""
+    return 0 if job.parameters.get("reader") == "gru" else job.parameters.get("token_dim", 0)
+
+
 def learned_scores(model: Matcher, images: Images, texts: Texts, picked: bool) -> Tensor:
     """What a step asks of a model: all pairs with slopes; or all without, and three a caption with."""
     if not picked:
@@ -176,18 +204,18 @@ def learned_scores(model: Matcher, images: Images, texts: Texts, picked: bool) -
     return model.score_pairs(images[chosen], texts[chosen]).i2t.sum()
 
 
-def count_step(job: Job, sizes: Sizes) -> tuple[float, float]:
+def count_step(training: Training, sizes: Sizes, tokens: int) -> tuple[float, float]:
     """Operations of one training step, and the bytes it holds: weights, Adam's two averages, what backward needs."""
-    model, held = empty_model(job, sizes), {}
+    model, held = training.model, {}
 
     def keep(tensor: Tensor) -> Tensor:
         held[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
-    batch = empty_batch(job.parameters["batch_size"], sizes, job.parameters.get("token_dim", 0))
+    batch = empty_batch(training.batch_size, sizes, tokens)
     with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
-        loss = learned_scores(model, images, texts, getattr(module_of(job), "PICKS_FIRST", False))
+        loss = learned_scores(model, images, texts, training.picked)
         (loss + sum(model.extra_losses(images, texts, batch).values())).backward()
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     return counter.get_total_flops(), 4 * weights + sum(held.values())
@@ -195,7 +223,7 @@ def count_step(job: Job, sizes: Sizes) -> tuple[float, float]:
 
 def count_pairs(job: Job, sizes: Sizes, block: int = 32) -> float:
     """Operations of scoring one image with one caption."""
-    model, batch = empty_model(job, sizes).eval(), empty_batch(block, sizes, job.parameters.get("token_dim", 0))
+    model, batch = empty_model(job, sizes).eval(), empty_batch(block, sizes, tokens_of(job))
     with torch.no_grad():
         images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
         with FlopCounterMode(display=False) as counter:

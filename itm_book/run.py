@@ -81,8 +81,9 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Training steps, for the bar."""
-        return self.parameters["epochs"] * (self.facts.captions // self.parameters["batch_size"])
+        """Training steps, for the bar; a chapter with a second stage says ``inter_epochs`` and ``inter_batch_size``."""
+        given, stages = self.parameters, ("", "inter_") if "inter_epochs" in self.parameters else ("",)
+        return sum(given[f"{s}epochs"] * (self.facts.captions // given[f"{s}batch_size"]) for s in stages)
 
     def steps_done(self) -> int:
         """What the log of its training says."""

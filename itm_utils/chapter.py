@@ -163,6 +163,7 @@ class Chapter:
         root = dataset_folder(self.parameters["dataset"])
         vocabulary = Vocabulary.of_folder(root)
         splits = [open_split(root, name) for name in ("train", "dev", self.parameters["evaluate_on"])]
+        splits[0] = part_of(splits[0], self.parameters.get("train_part", 1.0))
         train, dev, test = (texts(s) if texts else WordCaptions(s, vocabulary) for s in splits)
         self.data = ChapterData(*splits, vocabulary, PairDataset(splits[0], train), dev, test)
         return self.data
@@ -182,6 +183,13 @@ class Chapter:
         if given["run_dir"]:
             write_scores(self.folder / "scores.safetensors", scores)
         return found
+
+
+def part_of(split: PrecompSplit, part: float) -> PrecompSplit:
+    """The first pictures of a split, for runs on less data (parameter ``train_part``)."""
+    if not 0 < part <= 1:
+        raise problem("train_part", repr(part), "a number above 0, at most 1")
+    return split if part == 1 else split.first(max(1, round(part * split.n_images)))
 
 
 def token_states(parameters: Mapping[str, Any]) -> Callable[[PrecompSplit], BertCaptions]:

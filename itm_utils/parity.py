@@ -124,7 +124,7 @@ def compare_gradients(table: Table, model: Matcher, arrays: Arrays, prefix: str,
     The second bound is for gradients that are zero in theory, such as those of key biases: what is left is noise.
     """
     model.zero_grad()
-    loss.backward()
+    loss.backward(retain_graph=True)  # several losses of a case may share a graph
     ours = dict(model.named_parameters())
     expected = {key: array for key, array in arrays.items() if key.startswith(prefix)}
     floor = max(1e-6, 0.01 * max(np.abs(array).max() for array in expected.values()))

@@ -80,7 +80,11 @@ def small(matcher: type[Matcher], vocabulary_size: int, image_dim: int) -> Match
     reads_words = "vocabulary_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
     texts = {"vocabulary_size": vocabulary_size} if reads_words else {}
     texts |= {"token_dim": TOKEN_DIM} if "token_dim" in takes else {}
-    return matcher(image_dim=image_dim, width=8, **texts)
+    if "intra" in takes:  # a model of two stages: sizes belong to the stages
+        stage = {"token_dim": TOKEN_DIM, "width": 8, "heads": 2, "feed_forward": 8}
+        return matcher(image_dim=image_dim, intra=stage, inter=stage)
+    heads = {"heads": 2} if "heads" in takes else {}
+    return matcher(image_dim=image_dim, width=8, **heads, **texts)
 
 
 def listens_to_interrupts() -> None:

@@ -11,4 +11,5 @@
 * ``saem`` from ``notebooks/06_saem.ipynb``
 * ``sgraf`` from ``notebooks/07_sgraf.ipynb``
 * ``mmca`` from ``notebooks/08_mmca.ipynb``
+* ``dcpa`` from ``notebooks/09_dcpa.ipynb``
 """
