@@ -195,7 +195,7 @@ def tokens_of(job: Job) -> int:
 
 
 def learned_scores(model: Matcher, images: Images, texts: Texts, picked: bool) -> Tensor:
-    """What a step asks of a model: all pairs with slopes; or all without, and three a caption with."""
+    """What a step asks of a model: all pairs with gradients; or all without, and three a caption with."""
     if not picked:
         return hinge_loss(model.score(images, texts), 0.2, True)
     with torch.no_grad():
