@@ -24,6 +24,7 @@ from test_mmca import (
     encode,
     gradients,
     image_batch,
+    most_bytes,
     real_items,
     six_pairs,
     slow_attention,
@@ -43,7 +44,7 @@ from itm_utils.batches import PairDataset
 from itm_utils.chapter import declared_parameters
 from itm_utils.checkpoints import load_model, save_model
 from itm_utils.errors import ItmError
-from itm_utils.matcher import ImageBatch, Matcher, PairBatch, Scores, TextBatch, Texts
+from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, Scores, TextBatch, Texts
 from itm_utils.metrics import ensemble, evaluate
 from itm_utils.models.dcpa import (
     DCPA,
@@ -712,18 +713,19 @@ def test_attention_is_the_second_look_averaged_over_heads(w: Weights) -> None:
 def test_picks_are_the_regions_that_the_scores_rest_on(w: Weights, top: int) -> None:
     """Stage one: its best regions. Stage two: the best region of each of the best words, few words or many."""
     matcher = model(top)
-    intra, inter = matcher.picks(*encode(matcher))
-    images, texts = image_batch(), text_batch()
+    rows = [[1] * 8, [1, 0, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
+    images, texts = image_batch(rows=rows), text_batch(width=9)  # padded words would pick regions of their own
+    intra, inter = matcher.picks(*encode(matcher, images, texts))
     pictures, sentences = real_items(images, texts)
     for b in range(4):
         places = images.mask[b].nonzero()[:, 0].tolist()
         phrases = slow_unit(w, "encoder", [slow_linear(w, "region_fc", x) for x in pictures[b]])
         sentence = slow_sentence(w, "text_cnn", sentences[b])
-        cosines = [float(slow_unit_length(x) @ sentence) for x in phrases]
+        cosines = [(slow_unit_length(x) @ sentence).item() for x in phrases]
         best = sorted(range(len(places)), key=cosines.__getitem__, reverse=True)[:top]
         assert set(intra[b].nonzero()[:, 0].tolist()) == {places[k] for k in best}
         i, c = slow_mapped(w, pictures[b], sentences[b])
-        said = [[float(slow_cosine(x, y)) for y in i] for x in slow_decoder(w, "decoder_t2i", c, i)]
+        said = [[slow_cosine(x, y).item() for y in i] for x in slow_decoder(w, "decoder_t2i", c, i)]
         words = sorted(range(len(c)), key=lambda word: max(said[word]), reverse=True)[:top]
         expected = {places[max(range(len(i)), key=said[word].__getitem__)] for word in words}
         assert set(inter[b].nonzero()[:, 0].tolist()) == expected
@@ -822,7 +824,7 @@ def test_public_weights_arrive_at_their_places(case: str) -> None:
     """Every weight of a golden case, unchanged; sizes and options are read."""
     about, arrays = json.loads((GOLDEN / f"{case}.json").read_text()), np.load(GOLDEN / f"{case}.npz")
     weights = {name[2:]: torch.from_numpy(arrays[name]) for name in arrays if name.startswith("w.")}
-    options = about["options"]
+    options = about["options"] | {"w1": 0.25}  # not the default
     made = DCPA.from_public(weights, options)
     state = made.state_dict()
     assert {our_name(DCPA, name) for name in weights} == state.keys() and len(weights) == len(state)
@@ -896,14 +898,33 @@ def test_half_precision_trains() -> None:
     assert loss.isfinite() and all(p.grad.isfinite().all() for p in matcher.parameters())
 
 
-@pytest.mark.parametrize(("width", "heads", "inner", "words"), [(64, 4, 64, 10), (32, 16, 256, 14), (64, 4, 512, 3)])
-def test_what_a_graph_remembers_of_a_pair_is_as_stated(width: int, heads: int, inner: int, words: int) -> None:
-    """Bytes that are kept for the slopes of 20 given pairs, against KEPT times the model's own estimate."""
+SHAPES = [(64, 4, 64, 10), (32, 16, 256, 14), (64, 4, 512, 3)]  # width, heads, inside a layer, words
+
+
+def wide_sides(width: int, heads: int, inner: int, words: int, pairs: int) -> tuple[InterPAM, Images, Texts]:
     torch.manual_seed(13)
     matcher = InterPAM(16, 16, width=width, heads=heads, feed_forward=inner)
-    images = ImageBatch(torch.randn(20, 36, 16), torch.ones(20, 36, dtype=torch.bool), torch.arange(20))
-    texts = TextBatch(torch.full((20,), words), torch.arange(20), features=torch.randn(20, words, 16))
-    sides, kept = encode(matcher, images, texts), {}
+    images = ImageBatch(torch.randn(pairs, 36, 16), torch.ones(pairs, 36, dtype=torch.bool), torch.arange(pairs))
+    lengths = torch.full((pairs,), words)
+    texts = TextBatch(lengths, torch.arange(pairs), features=torch.randn(pairs, words, 16))
+    return matcher, *encode(matcher, images, texts)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scoring_a_block_needs_what_is_stated(shape: tuple[int, ...]) -> None:
+    """The most that the scores of 12 x 12 pairs hold at one time, against the model's own estimate."""
+    matcher, images, texts = wide_sides(*shape, pairs=12)
+    with torch.inference_mode():
+        most = most_bytes(lambda: matcher.score(images, texts))
+    stated = 144 * matcher.bytes_per_pair(images, texts)
+    assert stated / 3 < most < 1.2 * stated
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_a_graph_remembers_of_a_pair_is_as_stated(shape: tuple[int, ...]) -> None:
+    """Bytes that are kept for the slopes of 20 given pairs, against KEPT times the model's own estimate."""
+    matcher, *sides = wide_sides(*shape, pairs=20)
+    kept = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
