@@ -66,6 +66,8 @@ class WordStates(nn.Module):
     def forward(self, batch: TextBatch) -> Tensor:
         """States (c, w, token_dim)."""
         if self.gru is not None:
+            if batch.words is None:
+                raise problem("captions", "states of a text encoder", "word ids")
             return read_words(self.gru, self.word_table(batch.words), batch.lengths)
         if batch.features is None:
             hint = "Open the captions with itm_utils.chapter.token_states."
