@@ -225,8 +225,8 @@ def global_score(said: Tensor, mask: Tensor, other: Encoded) -> Tensor:
 class InterParts(Matcher):
     """The weights of stage two, and both sides up to where they meet.
 
-    specials: whether start and end tokens count as words, as they must where a caption has no others. decoupled: false gives both
-    directions the mean of the two scores.
+    specials: whether start and end tokens count as words; in a caption that has no other
+    token they always do. decoupled: false gives both directions the mean of the scores.
     """
 
     def __init__(
@@ -387,7 +387,7 @@ class DCPALooks(TwoStages):
     """Where the model looks in given pairs."""
 
     def head_weights(self, one: Encoded, other: Encoded) -> Tensor:
-        """The second look of each head: (b, h, k, l)."""
+        """The second look of each head: (b, h, q, k)."""
         query, key = one.extra_local["query"], other.extra_local["key"]
         logits = torch.einsum("bqhe,bkhe->bhqk", query, key)
         return (logits + silence(other.mask, logits)[:, None, None]).softmax(dim=-1)
@@ -481,6 +481,7 @@ def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -
     first = both | {name: parameters[name] for name in names}
     second = both | {name: parameters[name] for name in ("decoupled", "specials")}
     second["similarity"] = parameters["inter_similarity"]
+    second["feed_forward"] = parameters["inter_feed_forward"]
     return DCPA(image_dim, first, second, parameters["intra_weight"])
 
 
