@@ -49,6 +49,7 @@ from itm_utils.metrics import ensemble, evaluate
 from itm_utils.models.dcpa import (
     DCPA,
     InterPAM,
+    WordStates,
     build,
     say_all_pairs,
     say_pairs,
@@ -748,9 +749,10 @@ SIZES = {"token_dim": 6, "width": 8, "heads": 4, "feed_forward": 10, "dropout": 
 
 def test_build_takes_the_chapters_parameters(parameters: dict) -> None:
     """All sizes and switches of both stages; a vocabulary only where words are read."""
-    both = ("token_dim", "width", "heads", "feed_forward", "dropout", "top", "reader", "word_dim")
+    both = ("token_dim", "width", "heads", "dropout", "top", "reader", "word_dim")
     changes = [{}, SIZES, {"similarity": "global"}, {"inter_similarity": "global"}, {"decoupled": False}]
     changes += [{"specials": False}, {"intra_weight": 0.25}, {"reader": "gru"}, {"channels": 3}]
+    changes += [{"inter_feed_forward": 12}]
     for change in changes:
         p = parameters | change
         made = build(p, 50, 11)
@@ -762,7 +764,16 @@ def test_build_takes_the_chapters_parameters(parameters: dict) -> None:
             assert (stage.words.gru is not None) == (p["reader"] == "gru")
         assert (made.intra.similarity, made.intra.config["channels"]) == (p["similarity"], p["channels"])
         assert made.inter.similarity == p["inter_similarity"]
+        widths = (made.intra.config["feed_forward"], made.inter.config["feed_forward"])
+        assert widths == (p["feed_forward"], p["inter_feed_forward"])
         assert (made.inter.decoupled, made.inter.specials) == (p["decoupled"], p["specials"])
+
+
+def test_a_reader_of_words_wants_words() -> None:
+    """And says so in one line."""
+    made = WordStates("gru", 5, 4, 3)
+    with pytest.raises(ItmError, match="captions"):
+        made(TextBatch(torch.tensor([2]), torch.tensor([0]), features=torch.zeros(1, 2, 3)))
 
 
 def test_two_stages_and_the_first_alone(parameters: dict) -> None:
