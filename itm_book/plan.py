@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -85,14 +86,17 @@ def described(jobs: list[Job], gpu: str, results: Path) -> Iterator[str]:
     """The plan in lines: for a GPU from counted arithmetic, for the little world from earlier receipts."""
     if gpu not in GPUS:
         raise problem("--gpu", repr(gpu), f"one of {', '.join(GPUS)}")
-    seconds = 0.0
+    seconds, costs = 0.0, {}  # seeds of a recipe cost the same: counted once
     for job in jobs:
         if job.parameters["dataset"] == "scenes":
             known = seconds_of(job, results)
             seconds += known or 0
             yield f"{job.label}: " + (f"about {known:.0f} s of training on a CPU" if known else "never run before")
         else:
-            yield f"{job.label}: {cost(job, gpu)}"
+            settings = json.dumps({k: v for k, v in job.parameters.items() if k not in ("seed", "run_dir")})
+            if settings not in costs:
+                costs[settings] = cost(job, gpu)
+            yield f"{job.label}: {costs[settings]}"
     if seconds:
         yield f"in all about {seconds / 60:.0f} min of training, by the receipts of earlier runs; two side by side halve it"
     yield f"{len(jobs)} runs planned, none started"
