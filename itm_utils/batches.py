@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from itm_utils.errors import problem
-from itm_utils.matcher import ImageBatch, PairBatch, TextBatch, length_mask
+from itm_utils.matcher import ImageBatch, Offline, PairBatch, TextBatch, length_mask
+from itm_utils.offline import Drawn, OfflineLists, draw_offline
 from itm_utils.precomp import PrecompSplit
 from itm_utils.text import Vocabulary, token_spans
 
@@ -77,12 +80,62 @@ class PairDataset(Dataset):
     def __getitem__(self, captions: int | list[int]) -> PairBatch:
         """A whole batch at once: rows are read together, and padded once."""
         captions = np.atleast_1d(captions)
-        return PairBatch(
-            images=image_batch(self.split, self.split.owner[captions]),
-            texts=self.texts.batch(captions),
-        )
+        return self.pairs(self.split.owner[captions], captions)
 
-    __getitems__ = __getitem__  # the name under which a DataLoader asks for a whole batch
+    def __getitems__(self, captions: list[int]) -> PairBatch:
+        """The name under which a DataLoader asks for a whole batch."""
+        return self[captions]
+
+    def pairs(self, images: np.ndarray, captions: np.ndarray) -> PairBatch:
+        """Image b beside caption b, whether they match or not."""
+        return PairBatch(images=image_batch(self.split, images), texts=self.texts.batch(captions))
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change while a model trains on it; checkpoints remember it."""
+        facts = {"dataset": self.split.identity()["fingerprint"], "captions": len(self)}
+        return facts | {"texts": self.texts.fingerprint}
+
+
+class OfflinePairs(PairDataset):
+    """Pairs with negatives from lists that :func:`itm_utils.mining.mine` made: ``batch.offline`` holds them.
+
+    What is drawn for a batch depends on the seed and its captions alone. Workers need no state, a resumed run draws
+    what it would have drawn, and another epoch draws anew, because its batches are others.
+    texts_per_image, images_per_text: use only the first so many entries of each list; 0 for all.
+    """
+
+    def __init__(
+        self,
+        split: PrecompSplit,
+        texts: WordCaptions,
+        lists: OfflineLists,
+        seed: int,
+        sampling: str = "uniform",
+        texts_per_image: int = 0,
+        images_per_text: int = 0,
+    ) -> None:
+        super().__init__(split, texts)
+        self.lists, self.seed, self.sampling = lists, seed, sampling
+        self.lengths = texts_per_image or None, images_per_text or None
+        lists.check(split)
+        self.draw(np.arange(1))  # settings with which nothing can be drawn are an error now, not in training
+
+    def __getitem__(self, captions: int | list[int]) -> PairBatch:
+        captions = np.atleast_1d(captions)
+        drawn = self.draw(captions)
+        first, second = self.pairs(drawn.images, drawn.texts), self.pairs(drawn.text_images, drawn.image_texts)
+        return replace(super().__getitem__(captions), offline=Offline(first, second))
+
+    def draw(self, captions: np.ndarray) -> Drawn:
+        """The negatives of a batch, as numbers."""
+        generator = np.random.default_rng([self.seed, *captions.tolist()])
+        return draw_offline(self.lists, self.split.owner, captions, generator, self.sampling, *self.lengths)
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change: the pairs, the lists, and how they are drawn from."""
+        texts, images = self.lengths
+        drawing = {"seed": self.seed, "sampling": self.sampling, "texts_per_image": texts, "images_per_text": images}
+        return super().identity() | {"offline": {"lists": self.lists.fingerprint} | drawing}
 
 
 class ResumableBatches(Sampler[list[int]]):

@@ -6,6 +6,7 @@ the file's metadata. One file means one atomic rename: a checkpoint is whole or 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Mapping
@@ -69,6 +70,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def model_info(model: Matcher, provenance: Mapping[str, str]) -> dict[str, Any]:
     """What must agree before weights are loaded: the class, its arguments, and where the data came from."""
     return {"model": type(model).__name__, "config": model.config, "provenance": dict(provenance)}
+
+
+def fingerprint_of(model: Matcher) -> str:
+    """Short hash of a model's weights by name, wherever they are."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
 
 
 def save_model(path: Path, model: Matcher, provenance: Mapping[str, str], **more: Any) -> None:

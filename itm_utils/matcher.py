@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,15 @@ from itm_utils.errors import ItmError
 class TensorBatch:
     """A small dataclass of tensors that share their first axis: it can be sliced and moved as one.
 
-    Fields may be tensors, None, or a dictionary of tensors.
+    Fields may be tensors, None, a dictionary of tensors, or another such dataclass.
     """
 
     def _map(self, change) -> Self:
         def apply(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return change(value)
+            if isinstance(value, TensorBatch):
+                return value._map(change)
             if isinstance(value, dict):
                 return {name: change(tensor) for name, tensor in value.items()}
             return value
@@ -137,16 +139,30 @@ class PairBatch(TensorBatch):
     """One training batch: image b matches caption b.
 
     Equal ``images.ids`` mean that the same picture stands twice in the batch.
+    offline: hard negatives from lists that were mined beforehand, or None.
     """
 
     images: ImageBatch
     texts: TextBatch
-
-    def _map(self, change) -> Self:
-        return replace(self, images=self.images._map(change), texts=self.texts._map(change))
+    offline: Offline | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
+
+
+@dataclass
+class Offline(TensorBatch):
+    """Offline negatives of a batch, one of each kind for every pair: row b belongs to pair b.
+
+    first: a wrong image for the caption, beside a wrong caption for the image.
+    second: the true image of that wrong caption, beside a true caption of that wrong image.
+    """
+
+    first: PairBatch
+    second: PairBatch
+
+    def __len__(self) -> int:
+        return len(self.first)
 
 
 @dataclass
@@ -240,7 +256,12 @@ class Matcher(nn.Module):
 
     A subclass passes its constructor's arguments (plain JSON values) to ``super().__init__``; they travel
     with its checkpoints, so that a saved model can be built again without pickle.
+
+    tile: bytes of pairs that are best worked on at once on a CPU, where what a pair leaves in the cache is read again;
+    None if a model does not care.
     """
+
+    tile: ClassVar[int | None] = None
 
     def __init__(self, **config: Any) -> None:
         super().__init__()

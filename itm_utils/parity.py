@@ -75,9 +75,9 @@ class Table:
 
 
 def model_module(name: str, where: str | Path) -> ModuleType:
-    """The chapter's module of a model, or a clear word that there is none."""
+    """The chapter's module of a model, or a clear word that there is none. ``aoq_variants`` are cases of ``aoq``."""
     try:
-        return importlib.import_module(f"itm_utils.models.{name}")
+        return importlib.import_module(f"itm_utils.models.{name.removesuffix('_variants')}")
     except ModuleNotFoundError as error:
         raise problem(where, f"model {name!r}", "a model that a chapter of this book exports") from error
 

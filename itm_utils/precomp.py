@@ -52,7 +52,7 @@ class FeatureFile:
         self._array = array
 
     def _open(self) -> np.ndarray:
-        return _load_array(self.path, mmap_mode="r")
+        return load_array(self.path, mmap_mode="r")
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_array": None}
@@ -79,7 +79,7 @@ class FeatureFile:
         return values
 
 
-def _load_array(path: Path, mmap_mode: str | None = None) -> np.ndarray:
+def load_array(path: Path, mmap_mode: str | None = None) -> np.ndarray:
     """``np.load`` with one clear error for everything that can be wrong with a download."""
     if not path.is_file():
         raise problem(path, "no such file", "a .npy file of the precomputed format")
@@ -252,7 +252,7 @@ def _owners(root: Path, name: str, features: FeatureFile, captions: list[str]) -
 
 
 def _read_owners(path: Path, rows: int, captions: int) -> np.ndarray:
-    owner = _load_array(path)
+    owner = load_array(path)
     if owner.shape != (captions,) or not np.issubdtype(owner.dtype, np.integer):
         raise problem(
             path, f"{owner.dtype} of shape {owner.shape}", f"one image number for each of {captions} captions"
@@ -282,7 +282,7 @@ def _repeats(features: FeatureFile, group: int = 5, samples: int = 8) -> int:
 
 
 def _sizes(path: Path, rows: int) -> np.ndarray:
-    sizes = _load_array(path)
+    sizes = load_array(path)
     if sizes.shape != (rows, 2) or (sizes <= 0).any():
         raise problem(path, f"an array of shape {sizes.shape}", f"({rows}, 2) positive widths and heights")
     return sizes

@@ -125,8 +125,14 @@ class _Table:
 
 
 def block_shape(model: Matcher, images: Images, texts: Texts, budget: int) -> tuple[int, int]:
-    """How many images and captions one block may have: nearly square, so that both sides are reused."""
+    """How many images and captions one block may have: nearly square, so that both sides are reused.
+
+    budget: bytes; on a CPU the model's tile, if it has one and that is less.
+    """
     cost = model.bytes_per_pair(images, texts)
+    parameter = next(model.parameters(), None)
+    if model.tile and parameter is not None and parameter.device.type == "cpu":
+        budget = min(budget, max(model.tile, cost))
     pairs = budget // cost
     if pairs < 1:
         raise problem("budget", f"{budget:,} bytes", f"at least {cost:,}, the cost of one pair")

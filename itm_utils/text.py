@@ -22,6 +22,7 @@ SPECIAL = (PAD, START, END, UNK)  # ids 0, 1, 2, 3 in every public vocabulary
 # Words with single spaces or a comma and a space between them, and at most one full stop at the end: splitting there is
 # what NLTK does, several times faster.
 PLAIN = re.compile(r"([A-Za-z]+(?:,? [A-Za-z]+)*)(?: ?(\.))?")
+PLAIN_PIECE = re.compile(r"[A-Za-z]+|[,.]")
 SPLIT_BY_NLTK = frozenset(("cannot", "gimme", "gonna", "gotta", "lemme", "wanna"))  # "can not", "gim me", …
 SENTENCE_END_INSIDE = re.compile(r"[.!?]\S*\s+\S")
 # Words that keep their full stop. NLTK's own list comes with a download; captions need only a few.
@@ -88,6 +89,14 @@ def _tokenize_with_nltk(caption: str) -> list[str]:
 
 def token_spans(caption: str) -> list[tuple[int, int]]:
     """First and one-past-last character of each word of :func:`tokenize`."""
+    if isinstance(caption, str) and PLAIN.fullmatch(caption):
+        spans = [piece.span() for piece in PLAIN_PIECE.finditer(caption)]
+        if SPLIT_BY_NLTK.isdisjoint(caption[a:b].lower() for a, b in spans):
+            return spans
+    return _token_spans_with_nltk(caption)
+
+
+def _token_spans_with_nltk(caption: str) -> list[tuple[int, int]]:
     words = _tokenizers()[1]
     return [(start + a, start + b) for sentence, start in _sentences(caption) for a, b in words.span_tokenize(sentence)]
 

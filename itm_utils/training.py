@@ -102,8 +102,7 @@ class _Run:
         self.model, self.objective, self.config = model, objective, config
         self.folder, self.validate, self.provenance = folder, validate, provenance
         self.step, self.best, self.best_weights, self.log, self.seconds = 0, {}, {}, [], 0.0
-        self.provenance |= {"dataset": data.split.identity()["fingerprint"], "captions": len(data)}
-        self.provenance |= {"texts": data.texts.fingerprint, "objective": _described(objective)}
+        self.provenance |= data.identity() | {"objective": _described(objective)}
         set_seed(config.seed)
         # Two runs of one process may differ in device or precision; the library remembers the first otherwise.
         AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
@@ -297,8 +296,10 @@ def _described(objective: Objective) -> dict[str, Any]:
         objective.set_epoch(0)  # as it was before any training
     name = getattr(objective, "__qualname__", type(objective).__qualname__)
     settings = getattr(objective, "__dict__", {})
-    plain = {k: v for k, v in settings.items() if isinstance(v, bool | int | float | str) and not k.startswith("_")}
-    return {"name": name} | plain
+    shown = {k: v for k, v in settings.items() if not k.startswith("_")}
+    plain = {k: v for k, v in shown.items() if isinstance(v, bool | int | float | str)}
+    inner = {k: _described(v) for k, v in shown.items() if callable(v) and not isinstance(v, nn.Module | type)}
+    return {"name": name} | plain | inner  # an objective inside an objective counts too
 
 
 def _cut_log(path: Path, step: int) -> list[dict[str, Any]]:

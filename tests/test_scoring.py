@@ -107,3 +107,13 @@ def test_models_that_leave_something_out_say_so() -> None:
         Matcher().score(Images(), Texts())
     with pytest.raises(ItmError, match="no public implementation"):
         Matcher.from_public({}, {})
+
+
+def test_a_tile_bounds_the_blocks_on_a_cpu(scored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that names a tile is never given more pairs at once, however large the budget; the scores stay."""
+    model, _, _, images, texts = scored
+    whole, sizes, plain = score_all(model, images, texts), [], model.score
+    monkeypatch.setattr(type(model), "tile", 6 * model.bytes_per_pair(images, texts))
+    monkeypatch.setattr(model, "score", lambda i, c: sizes.append(len(i) * len(c)) or plain(i, c))
+    torch.testing.assert_close(score_all(model, images, texts).t2i, whole.t2i)
+    assert max(sizes) <= 6 < len(images) * len(texts)

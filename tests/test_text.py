@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from itm_utils.errors import ItmError
-from itm_utils.text import SPECIAL, Vocabulary, _tokenize_with_nltk, token_spans, tokenize
+from itm_utils.text import SPECIAL, Vocabulary, _token_spans_with_nltk, _tokenize_with_nltk, token_spans, tokenize
 
 CAPTIONS = ["A man rides a horse.", "Two men ride horses.", "A man's horse isn't tired."] * 4
 
@@ -109,3 +109,4 @@ ENDS = ("", ".", " .", ",", "!", " . ", "..")
 def test_the_short_way_through_plain_captions_gives_what_nltk_gives(words: list[str], between: str, end: str) -> None:
     caption = " ".join(words[:-1]) + (between if len(words) > 1 else "") + words[-1] + end
     assert tokenize(caption) == _tokenize_with_nltk(caption)
+    assert token_spans(caption) == _token_spans_with_nltk(caption)

@@ -12,4 +12,6 @@
 * ``sgraf`` from ``notebooks/07_sgraf.ipynb``
 * ``mmca`` from ``notebooks/08_mmca.ipynb``
 * ``dcpa`` from ``notebooks/09_dcpa.ipynb``
+* ``aoq`` from ``notebooks/10_aoq.ipynb``
+* ``ccr_ccs`` from ``notebooks/11_ccr_ccs.ipynb``
 """

@@ -291,6 +291,8 @@ class InterEncoders(InterParts):
 class InterPAM(InterEncoders):
     """Stage two of DCPA: each side said in the space of the other, and two scores."""
 
+    tile = 2**24  # bytes of pairs at a time on a CPU: more would fall out of its cache
+
     def compare(self, said: Tensor, mask: Tensor, other: Encoded) -> Tensor:
         if self.similarity == "global":
             return global_score(said, mask, other)
@@ -328,6 +330,8 @@ class TwoStages(Matcher):
 
     intra, inter: arguments of the stages besides image_dim.
     """
+
+    tile = InterPAM.tile
 
     def __init__(
         self,
