@@ -91,3 +91,21 @@ def evaluate(
     from itm_book.published import evaluate_published
 
     typer.echo(str(evaluate_published(public, model, data, vocabulary, split, folds)))
+
+
+@app.command()
+def mine(
+    checkpoint: Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints.")],
+    data: Annotated[str, typer.Option(help="The dataset folder it was trained on, or scenes.")],
+    out: Annotated[Path, typer.Option(help="Where the lists go.")],
+    texts: Annotated[int, typer.Option(help="Wrong captions for each image.")] = 300,
+    images: Annotated[int, typer.Option(help="Wrong images for each caption.")] = 60,
+    part: Annotated[float, typer.Option(help="The run's train_part: the first pictures only.")] = 1.0,
+    megabytes: Annotated[int, typer.Option(min=1, help="Memory for encodings and scores.")] = 1024,
+) -> None:
+    """List the hardest wrong captions and images of a training set. Called again, it goes on."""
+    from itm_book.mine import mine_checkpoint
+
+    lists = mine_checkpoint(checkpoint, data, out, texts, images, part, megabytes)
+    (i, h_t), (c, h_i) = lists.texts.shape, lists.images.shape
+    typer.echo(f"{out}: {h_t} captions for each of {i} images, {h_i} images for each of {c} captions")

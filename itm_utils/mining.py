@@ -28,7 +28,7 @@ from itm_utils.matcher import Encoded, Images, Matcher, Scores, Texts
 from itm_utils.offline import Drawn, OfflineLists, data_facts, draw_offline, read_lists, read_manifest, write_lists
 from itm_utils.precomp import PrecompSplit
 from itm_utils.progress import bar
-from itm_utils.scoring import Captions, block_shape, evaluating, trim
+from itm_utils.scoring import Captions, block_shape, evaluating, score_all, trim
 
 __all__ = ["Drawn", "OfflineLists", "draw_offline", "mine", "read_lists"]
 
@@ -36,6 +36,7 @@ BUDGET = 2**30  # bytes for encodings and one tile of scores
 SAVE_EVERY = 60  # seconds between two notes of how far mining has come
 STATE = "unfinished.safetensors"
 BLOCK = 4096  # captions that are held at once, at most: after each block mining can be interrupted
+TILE = 256  # images and captions of one tile of scores, at least: looking at a tile costs more than its numbers
 MANY = 2**21  # candidates that are sorted in at once; more are taken in parts
 INDEX = 2**32 - 1  # the lower half of a key
 
@@ -58,10 +59,13 @@ def mine(
     captions: those of ``split``, as the model takes them.
     folder: receives the lists; until they are finished, a note of how far mining has come.
     budget: bytes for encodings and scores. Where all images do not fit into a quarter of it, they are taken in
-    shelves, and the captions are encoded once for each. Beside it stand 8 bytes for every entry of the lists.
+    shelves, and the captions are encoded once for each. Beside it stand 8 bytes for every entry of the lists, twice
+    while a note is written.
     described: what else the manifest shall say of the model, such as its run.
     """
     folder = Path(folder)
+    if len(captions.lengths) != split.n_captions:
+        raise problem("captions", f"{len(captions.lengths)} of them", f"the {split.n_captions} of split {split.name}")
     _check_lengths(split, texts_per_image, images_per_text)
     facts = {
         "model": type(model).__name__,
@@ -144,22 +148,31 @@ class _Mining:
         return [self.model.encode_images(batch.to(self.device)) for batch in batches]
 
     def _encode_texts(self, positions: range) -> list[Texts]:
-        batches = (self.captions.batch(self.order[part].cpu().numpy()) for part in _batches(positions))
+        batches = (
+            self.captions.batch(self.order[part.start : part.stop].cpu().numpy()) for part in _batches(positions)
+        )
         return [self.model.encode_texts(batch.to(self.device)) for batch in batches]
 
     def _compare(self, images: Images, texts: Texts, first_image: int, first_caption: int) -> None:
         """Score a shelf against a block of captions, a tile at a time."""
-        rows, columns = block_shape(self.model, images, texts, self.facts["budget"] // 4)
+        rows, columns = (max(size, TILE) for size in block_shape(self.model, images, texts, self.facts["budget"] // 4))
         for column in range(0, len(texts), columns):
             block = trim(texts[column : column + columns])
             there = slice(first_caption + column, first_caption + column + len(block))
             for row in range(0, len(images), rows):
                 part = images[row : row + rows]
                 here = slice(first_image + row, first_image + row + len(part))
-                scores = self._without_own(self.model.score(part, block), here, there)
+                scores = self._without_own(self._score(part, block), here, there)
                 numbers = torch.arange(here.start, here.stop, device=self.device)
                 self.texts.offer(scores.i2t, here, self.order[there], axis=0)
                 self.images.offer(scores.t2i, there, numbers, axis=1)
+
+    def _score(self, images: Images, texts: Texts) -> Scores:
+        """The scores of a tile: at once if that fits the budget, else in smaller blocks."""
+        budget = self.facts["budget"] // 4
+        if block_shape(self.model, images, texts, budget) == (len(images), len(texts)):
+            return self.model.score(images, texts)
+        return score_all(self.model, images, texts, budget, progress=False, device=self.device)
 
     def _without_own(self, scores: Scores, here: slice, there: slice) -> Scores:
         """The scores of a tile, right pairs below all others."""

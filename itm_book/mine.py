@@ -1,0 +1,85 @@
+"""Mine hard negatives with a checkpoint of this book: build its model again, open its data, hand both to the miner."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import itm_utils.models
+from itm_utils.batches import WordCaptions
+from itm_utils.bert import BertCaptions
+from itm_utils.chapter import dataset_folder, part_of
+from itm_utils.checkpoints import load_weights, read_checkpoint
+from itm_utils.errors import problem
+from itm_utils.matcher import Matcher
+from itm_utils.mining import OfflineLists, mine
+from itm_utils.precomp import PrecompSplit, open_split
+from itm_utils.scenes.cache import cache_root, is_whole
+from itm_utils.scoring import Captions
+from itm_utils.text import Vocabulary
+
+
+def mine_checkpoint(
+    source: Path, data: str, out: Path, texts: int, images: int, part: float, megabytes: int
+) -> OfflineLists:
+    """The lists of a run's best weights (or of a checkpoint) over the training set in the folder ``data``."""
+    path = find_checkpoint(source)
+    model, known = load_matcher(path)
+    split = part_of(open_split(dataset_folder(data), "train"), part)
+    if (found := split.identity()["fingerprint"]) != known.get("dataset"):
+        expected = f"fingerprint {known.get('dataset')}: what {path.name} was trained on"
+        raise problem(
+            split.features.path, f"data with fingerprint {found}", expected, "Give that data, and its --part."
+        )
+    if torch.cuda.is_available():
+        model.cuda()
+    described = {"checkpoint": f"{path.parent.name}/{path.name}", "provenance": known}
+    captions = captions_of(split, known.get("texts", ""), path)
+    return mine(model, split, captions, out, texts, images, megabytes * 2**20, described)
+
+
+def find_checkpoint(source: Path) -> Path:
+    """A file, or the best weights in the folder of a run; the newest where nothing was validated."""
+    if source.is_file():
+        return source
+    if not source.is_dir():
+        raise problem(source, "no such file or folder", "a checkpoint, or the folder of a run")
+    found = [*sorted(source.glob("step-*.safetensors")), *source.glob("best.safetensors")]
+    if not found:
+        below = sorted({path.parent.relative_to(source) for path in source.rglob("best.safetensors")})
+        example = f", such as {', '.join(map(str, below[:3]))}" if below else ""
+        raise problem(source, "no checkpoint", f"the folder of a run{example}")
+    return found[-1]
+
+
+def load_matcher(path: Path) -> tuple[Matcher, dict[str, Any]]:
+    """The model of a checkpoint, and what the checkpoint says of its data."""
+    checkpoint = read_checkpoint(path)
+    name = checkpoint.info["model"]
+    for module in pkgutil.iter_modules(itm_utils.models.__path__):
+        kind = getattr(importlib.import_module(f"itm_utils.models.{module.name}"), name, None)
+        if isinstance(kind, type) and issubclass(kind, Matcher):
+            model = kind(**checkpoint.info["config"])
+            load_weights(path, model, checkpoint)
+            return model, checkpoint.info["provenance"]
+    raise problem(path, f"a model {name}", "one that a chapter of this book exports")
+
+
+def captions_of(split: PrecompSplit, fingerprint: str, path: Path) -> Captions:
+    """The captions as the model was trained on them: words of the data's vocabulary, or kept token states."""
+    if fingerprint.startswith("bert-"):
+        folder = cache_root() / fingerprint
+        if not is_whole(folder):
+            hint = "Open the chapter of this model with this data once: it computes and keeps them."
+            raise problem(folder, "no token states", f"those that {path.name} was trained on", hint)
+        return BertCaptions(folder)
+    vocabulary = Vocabulary.of_folder(split.root)
+    if vocabulary.fingerprint != fingerprint:
+        where = next(split.root.glob("*_vocab.json"))
+        expected = f"{fingerprint}, as {path.name} was trained with"
+        raise problem(where, f"fingerprint {vocabulary.fingerprint}", expected)
+    return WordCaptions(split, vocabulary)
