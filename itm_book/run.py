@@ -33,6 +33,8 @@ from itm_utils.text import Vocabulary
 from itm_utils.uncertainty import seed_interval
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
+# An ensemble has no look of its own: it gets the mean of its members' for what chapter 11 measures.
+LOOKS = ("att_", "recall_gain_", "precision_gain_", "gradient_conflict_")
 SEARCH_SEED = 100  # settings are chosen with a seed that no table uses
 
 
@@ -299,7 +301,13 @@ def ensemble_of(folders: list[Path], arm: str, results: Path) -> dict[str, Any]:
         "rules": rules_for(first["chapter"], arm),
     }
     scores = ensemble([read_scores(folder / "scores.safetensors") for folder in folders])
-    keep_scores(scores, owner, results, {}, **about)
+    shared = set.intersection(*(set(receipt["metrics"]) for receipt in receipts))
+    looks = {
+        name: float(np.mean([receipt["metrics"][name]["value"] for receipt in receipts]))
+        for name in sorted(shared)
+        if name.startswith(LOOKS)
+    }
+    keep_scores(scores, owner, results, looks, **about)
     return about
 
 
