@@ -238,8 +238,11 @@ class _Best:
         kept, across = self.keys[rows], 1 - axis
         floor = _scores(kept.amin(dim=1))
         if len(candidates) > self.length and bool(floor.isneginf().any()):
-            # The first that come set a floor of their own.
-            floor = torch.maximum(floor, scores.topk(self.length, dim=across, sorted=False).values.amin(dim=across))
+            # A floor for the first that come: of enough groups the best is above it. Cheaper than sorting them all.
+            fold = max(1, len(candidates) // (4 * self.length))
+            groups = scores.narrow(across, 0, len(candidates) // fold * fold).unflatten(across, (fold, -1))
+            best = groups.amax(dim=across).topk(self.length, dim=across, sorted=False).values
+            floor = torch.maximum(floor, best.amin(dim=across))
         # Nearly all are below the worst that is kept. An equal one may still win by its number.
         found = (scores >= floor.unsqueeze(across)).nonzero()
         if len(found) > MANY and len(kept) > 1:
@@ -247,8 +250,9 @@ class _Best:
                 half = slice(rows.start + part.start, rows.start + part.stop)
                 self.offer(scores[part] if axis == 0 else scores[:, part], half, candidates, axis)
         elif len(found):
-            row, order = found[:, axis].sort(stable=True)
-            found = found[order]
+            if axis == 1:  # row by row, as they are if images are the rows
+                found = found[found[:, 1].argsort(stable=True)]
+            row = found[:, axis]
             keys = _keys(scores[found[:, 0], found[:, 1]], candidates[found[:, across]])
             counts = torch.bincount(row, minlength=len(kept))
             place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]

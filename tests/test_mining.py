@@ -96,11 +96,12 @@ def test_lists_are_those_of_a_plain_sort(
     model, split, captions = open_toy(irregular, kind)
     scores = score_split(model, split, captions)
     assert (np.diff(np.sort(scores.i2t.numpy(), axis=1)) == 0).mean() > 0.1  # there are ties
-    lists = mine(model, split, captions, tmp_path, 40, 25, budget)
-    texts, images = by_sorting(scores, split.owner, 40, 25)
-    np.testing.assert_array_equal(lists.texts, texts)
-    np.testing.assert_array_equal(lists.images, images)
-    assert lists.texts.dtype == lists.images.dtype == np.int32
+    for lengths in ((5, 2), (40, 25)):
+        lists = mine(model, split, captions, tmp_path / str(lengths), *lengths, budget)
+        texts, images = by_sorting(scores, split.owner, *lengths)
+        np.testing.assert_array_equal(lists.texts, texts)
+        np.testing.assert_array_equal(lists.images, images)
+        assert lists.texts.dtype == lists.images.dtype == np.int32
     if kind == "decoupled":
         swapped = by_sorting(Scores(scores.t2i, scores.i2t), split.owner, 40, 25)
         assert (swapped[0] != texts).any() and (swapped[1] != images).any()
@@ -178,14 +179,25 @@ def test_real_models_are_mined(matcher: type[Matcher], toy_train: PrecompSplit, 
         torch.testing.assert_close(table.gather(1, found), table.topk(found.shape[1]).values)
 
 
-@pytest.mark.parametrize("wrong", [torch.nan, -torch.nan, torch.inf, -torch.inf])
-def test_scores_that_are_no_numbers_are_refused(toy_root: Path, tmp_path: Path, monkeypatch, wrong: float) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "where", "found"),
+    [
+        (torch.nan, (2, 3), "a score that is NaN or infinite"),
+        (-torch.nan, (2, 3), "a score that is NaN or infinite"),
+        (torch.inf, (2, 3), "a score that is NaN or infinite"),
+        (-torch.inf, (2, slice(None)), "scores of minus infinity"),  # a whole list of them
+    ],
+)
+def test_scores_that_are_no_numbers_are_refused(
+    toy_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float, where: tuple, found: str
+) -> None:
     def score(self, images: Images, texts: Texts) -> Scores:
-        found = images.pooled @ texts.pooled.T
-        return Scores.same(torch.where(images.pooled[:, :1] == images.pooled[0, 0], wrong, found))
+        scores = images.pooled @ texts.pooled.T
+        scores[where] = wrong
+        return Scores.same(scores)
 
     monkeypatch.setattr(Counting, "score", score)
-    with pytest.raises(ItmError, match=r"Counting: found .*infini.*expected finite scores"):
+    with pytest.raises(ItmError, match=f"Counting: found {found}, expected finite scores"):
         mine(*open_toy(toy_root), tmp_path, **SETTINGS)
     assert not (tmp_path / "manifest.json").exists()
 
