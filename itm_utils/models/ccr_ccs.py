@@ -3,7 +3,7 @@
 """CCR and CCS: two demands on attention, for any matcher that has one."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -261,7 +261,10 @@ class Constraints:
             else:
                 terms = one_query(attention, drawn, *margins)
             means = (term.detach().mean() for term in terms)
-            logs = {name: float(mean) for name, mean in zip(terms._fields, means, strict=True)}
+            logs = {
+                name: float(mean)
+                for name, mean in zip(terms._fields, means, strict=True)
+            }
             if self.watch:
                 cosines = agreement(attention, drawn, *margins)
                 logs["conflict"] = float((cosines < 0).float().mean())
@@ -404,7 +407,9 @@ def compare_way(
             add_loss(table, f"{key}.{how}", value, arrays)
         start = f"out.grad.{dot}{name}.sum."
         slopes = torch.autograd.grad(term.sum(), given.values(), retain_graph=True)
-        floor = 0.01 * max(abs(arrays[start + given_name]).max() for given_name in given)
+        floor = 0.01 * max(
+            abs(arrays[start + given_name]).max() for given_name in given
+        )
         for given_name, slope in zip(given, slopes, strict=True):
             expected = arrays[start + given_name]
             scale = max(abs(expected).max(), floor, 1e-6)
