@@ -188,7 +188,9 @@ def test_where_the_chapter_disagrees_with_the_papers_text() -> None:
     penalty = Penalty()
 
     def at(positive: float, online: float, offline: float) -> Line:
-        return equation_6(Line(*(torch.tensor([x], dtype=torch.float64) for x in (positive, online, offline, -1))), penalty)
+        return equation_6(
+            Line(*(torch.tensor([x], dtype=torch.float64) for x in (positive, online, offline, -1))), penalty
+        )
 
     assert at(0.6, 0.6, 0.8).offline.item() == pytest.approx(1 - 0.2 / 0.3)  # not neutral where both score alike
     assert at(0.6, 0.7, 0.8).offline.item() == pytest.approx(0)
@@ -247,7 +249,9 @@ def pair_batch(seed: int, ids: Tensor, token_dim: int = 0, longest: int = 5) -> 
 
 def whole_batch(token_dim: int = 0) -> PairBatch:
     """Right pairs, and both sets of offline pairs with captions of other lengths."""
-    parts = [pair_batch(n, ids, token_dim, longest) for n, ids, longest in ((1, IDS, 5), (2, IDS + 7, 7), (3, IDS + 9, 4))]
+    parts = [
+        pair_batch(n, ids, token_dim, longest) for n, ids, longest in ((1, IDS, 5), (2, IDS + 7, 7), (3, IDS + 9, 4))
+    ]
     return replace(parts[0], offline=Offline(*parts[1:]))
 
 
@@ -301,7 +305,9 @@ def direct(model: Matcher, batch: PairBatch, **settings) -> Tensor:
 
     size = range(len(batch))
     squares = [[score(("right", i), ("right", c)) for c in size] for i in size]
-    scores = Scores(*(torch.stack([torch.cat([getattr(s, way) for s in row]) for row in squares]) for way in ("i2t", "t2i")))
+    scores = Scores(
+        *(torch.stack([torch.cat([getattr(s, way) for s in row]) for row in squares]) for way in ("i2t", "t2i"))
+    )
     offline = OfflineScores(
         torch.cat([score(("right", b), ("first", b)).i2t for b in size]),
         torch.cat([score(("first", b), ("right", b)).t2i for b in size]),
@@ -344,7 +350,9 @@ def test_captioning_counts_for_right_pairs_only() -> None:
     assert own > 1
 
 
-@pytest.mark.parametrize(("kind", "passes"), [("online", 1), ("OffTri", 2), ("OnlineQuin", 2), ("OffQuin", 3), ("AdapOffQuin", 3)])
+@pytest.mark.parametrize(
+    ("kind", "passes"), [("online", 1), ("OffTri", 2), ("OnlineQuin", 2), ("OffQuin", 3), ("AdapOffQuin", 3)]
+)
 def test_only_what_a_loss_needs_is_encoded(kind: str, passes: int) -> None:
     model, calls = vsrn(), []
     encode = model.encode_images
@@ -532,7 +540,7 @@ def test_hosts_and_miners(host: str, kind: type) -> None:
     ],
 )
 def test_every_model_of_a_run_warms_up_once(given: dict, names: list[str], warmups: list[int]) -> None:
-    given = parameters(**given, width=8)
+    given = parameters(**given, width=8, warmup_epochs=1)
     rounds = stages_of(given, build(given, 30, 6))
     assert [stage.name for stage in rounds] == names
     assert [stage.objective.warmup_epochs for stage in rounds] == warmups
@@ -561,4 +569,14 @@ def test_training_remembers_every_switch() -> None:
 
     plain, other = _described(OfflineLoss()), _described(OfflineLoss(detach=True, alpha=0.5, by_image=False))
     assert {name for name in plain if plain[name] != other[name]} == {"detach", "alpha", "by_image"}
-    assert {"kind", "margin", "offline_margin", "beta", "weigh_by", "clamp", "squared", "warmup_epochs", "budget"} <= set(plain)
+    assert {
+        "kind",
+        "margin",
+        "offline_margin",
+        "beta",
+        "weigh_by",
+        "clamp",
+        "squared",
+        "warmup_epochs",
+        "budget",
+    } <= set(plain)

@@ -111,10 +111,6 @@ class Switches:
             raise problem("alpha", repr(self.alpha), "a number above 0")
 
     @property
-    def has_online(self) -> bool:
-        return self.kind != "OnlyOffline"
-
-    @property
     def has_offline(self) -> bool:
         return self.kind != "online"
 
@@ -145,7 +141,7 @@ class Penalty(Switches):
     def cost(self, line: Line) -> Tensor:
         """(b,): the terms of a line, added."""
         total = torch.zeros_like(line.positive)
-        if self.has_online:
+        if self.kind != "OnlyOffline":
             hinge = self.hinge(self.margin, line, line.online)
             total = total + self.weight(line) * hinge
         if self.has_offline:
@@ -255,12 +251,13 @@ def asked_of(scores: Scores) -> Ask:
     )
 
 
-# cell offline-loss
+# cell encode
 def encode(model: Matcher, batch: PairBatch) -> tuple[Images, Texts]:
     """Both sides of some pairs through the encoders."""
     return model.encode_images(batch.images), model.encode_texts(batch.texts)
 
 
+# cell offline-loss
 class MatcherLoss(ScoreLoss):
     """From a matcher and a batch to scores. budget: see ``OfflineLoss``."""
 
@@ -326,10 +323,9 @@ def described(lines: tuple[Line, Line], penalty: Penalty) -> dict[str, float]:
 class OfflineLoss(MatcherLoss):
     """The objective: online negatives from the batch, offline ones from lists.
 
-    by_image: captions of one picture are never wrong for it; false leaves out the pair
-    alone. warmup_epochs: so many epochs over all wrong pairs first, without any list.
-    budget: 0 scores all pairs with gradients; bytes for matchers whose pairs are dear:
-    they are trained, and warmed up with ``negatives`` a pair, as by ``PickedTriplet``.
+    by_image: captions of one picture are never wrong for it; else the pair alone is left
+    out. warmup_epochs: over all wrong pairs, without lists. budget: 0; or bytes, where
+    pairs are dear and few of them (``negatives`` in warm-up) are picked, as in chapter 08.
     """
 
     by_image: bool = True
@@ -679,8 +675,8 @@ class Round(NamedTuple):
     decay_every: int
 
 
-SWITCHES = ("kind", "margin", "offline_margin", "alpha", "beta", "weigh_by")
-SWITCHES_TOO = ("detach", "clamp", "squared", "by_image")
+NUMBERS = ("margin", "offline_margin", "alpha", "beta")
+SWITCHED = ("kind", "weigh_by", "detach", "clamp", "squared", "by_image")
 
 
 def stages_of(parameters: Mapping[str, Any], model: Matcher) -> list[Round]:
@@ -705,7 +701,7 @@ def stages_of(parameters: Mapping[str, Any], model: Matcher) -> list[Round]:
     if tuned and p["host"] != "vsrn" and p["miner"] == "vsrn":
         torch.manual_seed(p["seed"])
         rounds.append(Round("host", build(p, *sizes), online, *first))
-    chosen = {name: p[name] for name in (*SWITCHES, *SWITCHES_TOO)}
+    chosen = {name: p[name] for name in (*NUMBERS, *SWITCHED)}
     loss = OfflineLoss(**chosen, warmup_epochs=0 if tuned else p["warmup_epochs"])
     second = [
         p[name] for name in ("epochs", "batch_size", "learning_rate", "decay_every")
@@ -770,7 +766,7 @@ def cross_shares(scores: Scores, owner: np.ndarray) -> dict[str, float]:
     ranks = cross_ranks(scores, owner)
     first, far = ranks == 1, ranks > FAR * len(owner)
     names = ("cross_rank_first_share", "cross_rank_far_share")
-    return dict(zip(names, (100 * first.mean(), 100 * far.mean()), strict=True))
+    return dict(zip(names, (100 * float(x.mean()) for x in (first, far)), strict=True))
 
 
 # cell gaps
