@@ -19,8 +19,9 @@ from itm_book.run import ensemble_of
 from itm_utils.batches import PairDataset
 from itm_utils.chapter import keep_scores, write_scores
 from itm_utils.errors import ItmError
-from itm_utils.matcher import Attention, Matcher, Scores, length_mask
+from itm_utils.matcher import Attention, Matcher, Offline, Scores, length_mask
 from itm_utils.models import bfan, ccr_ccs, pfan, scan, sgraf
+from itm_utils.models.aoq import OfflineLoss
 from itm_utils.models.bfan import BFAN
 from itm_utils.models.ccr_ccs import (
     Constrained,
@@ -330,9 +331,14 @@ def slow_terms(model: Matcher, batch, ways: list[str], **margins: float) -> dict
 
 
 @pytest.mark.parametrize("name", HOSTS)
-@pytest.mark.parametrize("objective", [HingeTriplet(0.2), PickedTriplet(0.2, negatives=1)], ids=["hinge", "picked"])
+@pytest.mark.parametrize(
+    "objective",
+    [HingeTriplet(0.2), PickedTriplet(0.2, negatives=1), OfflineLoss()],
+    ids=["hinge", "picked", "offline"],
+)
 def test_the_wrapper_is_the_objective_and_its_terms(name: str, objective, any_pairs: PairDataset) -> None:
-    model, batch = host(name, any_pairs).eval(), any_pairs[list(range(6))]
+    model, (batch, *wrong) = host(name, any_pairs).eval(), (any_pairs[list(range(n, n + 6))] for n in (0, 40, 80))
+    batch = replace(batch, offline=Offline(*wrong))  # only AOQ looks at these
     margins = {"ccr_margin": 1.5, "ccs_margin": 1.4}
     ways = HOSTS[name][1]
     assert list(model.attention(model.encode_images(batch.images), model.encode_texts(batch.texts))) == ways
