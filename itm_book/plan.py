@@ -187,9 +187,11 @@ def trainings(job: Job, sizes: Sizes) -> list[Training]:
     module, model, given = module_of(job), empty_model(job, sizes), job.parameters
     if not hasattr(module, "stages_of"):
         return [Training(model, given["epochs"], given["batch_size"], getattr(module, "PICKS_FIRST", False))]
+    with torch.device("meta"):  # a stage may build a model of its own
+        stages = module.stages_of(given, model)
     return [
         Training(stage.matcher, stage.epochs, stage.batch_size, isinstance(stage.objective, PickedTriplet))
-        for stage in module.stages_of(given, model)
+        for stage in stages
     ]
 
 

@@ -1079,3 +1079,15 @@ def test_public_weights_must_fit() -> None:
         MMCA.from_public(public, {"h": 3, "alpha": 0.2})
     with pytest.raises(ItmError, match="shape"):
         MMCA.from_public(public | {"text_cnn1.fc.bias": torch.zeros(3)}, {"h": 2, "alpha": 0.2})
+
+
+@pytest.mark.parametrize("way", ["t2i", "i2t"])
+def test_the_look_has_slopes_where_captions_are_padded(way: str) -> None:
+    """Chapter 11 trains through the weights: padding leaves them finite, and gets none of the look."""
+    matcher, batch = model(), six_pairs()
+    sides = encode(matcher, batch.images, batch.texts)
+    assert len(set(batch.texts.lengths.tolist())) > 1
+    attention = matcher.attention(*sides)[way]
+    attention.weights.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in matcher.parameters() if p.grad is not None)
+    assert not attention.weights[(~attention.key_mask)[:, None].expand_as(attention.weights)].any()

@@ -305,7 +305,8 @@ def described(lines: tuple[Line, Line], penalty: Penalty) -> dict[str, float]:
     both = Line(*(None if part[0] is None else torch.cat(part) for part in parts))
     there = both.online > -math.inf
     numbers = {"positive": both.positive.mean()}
-    numbers["online"] = both.online[there].sum() / there.sum().clamp(min=1)
+    total = torch.where(there, both.online, 0).sum()
+    numbers["online"] = total / there.sum().clamp(min=1)
     if both.offline is not None:
         numbers["offline"] = both.offline.mean()
     if penalty.kind == "AdapOffQuin":

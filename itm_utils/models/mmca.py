@@ -361,9 +361,13 @@ class MMCAAttention(MMCAScores):
         logs, r = self.joint_logs(images, texts), images.mask.shape[1]
         sides = {"t2i": (texts, images, logs[:, :, r:, :r])}
         sides["i2t"] = (images, texts, logs[:, :, :r, r:])
+        # a key that is padding has no slope, not that of minus infinity
+        low = torch.finfo(logs.dtype).min / 2
         return {  # all heads together, scaled to one
             way: Attention(
-                part.logsumexp(dim=1).softmax(dim=-1),
+                part.masked_fill(~other.mask[:, None, None], low)
+                .logsumexp(dim=1)
+                .softmax(dim=-1),
                 one.local,
                 other.local,
                 one.mask,
