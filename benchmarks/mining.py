@@ -3,7 +3,7 @@
 29,000 images and 145,000 captions, one unit vector of width 1,024 each, in memory-mapped files; 300 captions for each
 image and 60 images for each caption; two threads. The bare products are all that no method can avoid: the same blocks,
 multiplied and forgotten. Both are timed in one run and take turns after every block of captions, so that a busy minute
-of the machine hits both. Then a second process mines the same lists, is killed half way, and is started again.
+of the machine hits both. Then a second process mines the same lists, is killed on its way, and is started again.
 
     python benchmarks/mining.py        (some minutes, 2 GB of memory, 1 GB on disk; writes benchmarks/results/mining.json)
 """
