@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import itm_utils.models
 from itm_utils.batches import WordCaptions
 from itm_utils.bert import BertCaptions
-from itm_utils.chapter import dataset_folder, part_of
+from itm_utils.chapter import dataset_folder, part_of, token_states
 from itm_utils.checkpoints import load_weights, read_checkpoint
 from itm_utils.errors import problem
 from itm_utils.matcher import Matcher
@@ -69,14 +70,26 @@ def load_matcher(path: Path) -> tuple[Matcher, dict[str, Any]]:
     raise problem(path, f"a model {name}", "one that a chapter of this book exports")
 
 
+def states_of(split: PrecompSplit, fingerprint: str, path: Path) -> BertCaptions:
+    """Token states: those that training kept in the cache, or computed again with the settings in the run's receipt."""
+    if is_whole(cache_root() / fingerprint):
+        return BertCaptions(cache_root() / fingerprint)
+    receipts = [receipt for folder in path.parents[:2] for receipt in sorted(folder.glob("[0-9]*/**/*.json"))]
+    settings = [json.loads(receipt.read_text(encoding="utf-8"))["parameters"] for receipt in receipts]
+    if not any("text_encoder" in given for given in settings):
+        expected = f"the captions that {path.name} was trained on ({fingerprint}), or the receipt of its run"
+        raise problem(cache_root(), "no such token states", expected, "Give the folder in which the run ended.")
+    captions = token_states(next(given for given in settings if "text_encoder" in given))(split)
+    if captions.fingerprint != fingerprint:
+        expected = f"{fingerprint}, as {path.name} was trained on"
+        raise problem(split.root, f"token states {captions.fingerprint}", expected, "Is it the same text encoder?")
+    return captions
+
+
 def captions_of(split: PrecompSplit, fingerprint: str, path: Path) -> Captions:
-    """The captions as the model was trained on them: words of the data's vocabulary, or kept token states."""
+    """The captions as the model was trained on them: words of the data's vocabulary, or states of a text encoder."""
     if fingerprint.startswith("bert-"):
-        folder = cache_root() / fingerprint
-        if not is_whole(folder):
-            hint = "Open the chapter of this model with this data once: it computes and keeps them."
-            raise problem(folder, "no token states", f"those that {path.name} was trained on", hint)
-        return BertCaptions(folder)
+        return states_of(split, fingerprint, path)
     vocabulary = Vocabulary.of_folder(split.root)
     if vocabulary.fingerprint != fingerprint:
         where = next(split.root.glob("*_vocab.json"))

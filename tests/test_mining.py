@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import shutil
@@ -627,6 +628,27 @@ def test_the_command_mines_what_a_run_left(toy_pairs: PairDataset, toy_root: Pat
     assert half.exit_code == 2 and "fingerprint" in half.stderr
 
 
+def test_token_states_are_computed_again_by_the_receipt(
+    toy_pairs: PairDataset, toy_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ITM_CACHE", str(tmp_path / "cache"))
+    states = copy.copy(toy_pairs.texts)
+    monkeypatch.setattr(
+        "itm_book.mine.token_states", lambda given: lambda split: states if given["text_encoder"] else 0
+    )
+    model = MeanPool(1 + int(states.ids.max()), toy_pairs.split.feature_dim, 8)
+    save_model(tmp_path / "run/stage/best.safetensors", model, toy_pairs.identity() | {"texts": "bert-1"})
+    for name, parameters in (("a", {}), ("b", {"text_encoder": "some"})):
+        (tmp_path / f"run/09_x/search/{name}.json").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"run/09_x/search/{name}.json").write_text(json.dumps({"parameters": parameters}))
+    where = ("--data", toy_root, "--out", tmp_path / "lists", "--texts", 9, "--images", 9)
+    for states.fingerprint in ("bert-2", "bert-1"):
+        result = itm("mine", tmp_path / "run/stage", *where)
+        assert (result.exit_code == 0) == (states.fingerprint == "bert-1"), result.output
+        assert result.exit_code == 0 or "found token states bert-2, expected bert-1" in result.stderr
+    assert read_lists(tmp_path / "lists", toy_pairs.split).manifest["text_source"] == "bert-1"
+
+
 def refused(message: str, *words: object) -> None:
     result = itm("mine", *words)
     assert result.exit_code == 2, result.output
@@ -643,7 +665,7 @@ def test_the_command_says_what_is_wrong(toy_pairs: PairDataset, toy_root: Path, 
     for number, (provenance, message) in enumerate((
         (known | {"dataset": "abc"}, "expected fingerprint abc"),
         (known | {"texts": "abc"}, "toy_vocab.json: found fingerprint"),
-        (known | {"texts": "bert-0000000000000000"}, "bert-0000000000000000: found no token states"),
+        (known | {"texts": "bert-0000000000000000"}, "trained on (bert-0000000000000000), or the receipt of its run"),
     )):  # fmt: skip
         save_model(tmp_path / f"{number}" / "stage" / "best.safetensors", model, provenance)
         refused(message, tmp_path / f"{number}" / "stage", *where)
