@@ -123,10 +123,15 @@ def test_blocks_do_not_change_the_order_of_equal_scores(
     np.testing.assert_array_equal(whole.texts, texts)
 
 
-def test_every_pair_is_scored_once_within_the_budget(toy_root: Path, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("tile", [1, 12])
+def test_every_pair_is_scored_once_within_the_budget(
+    toy_root: Path, toy_lists: OfflineLists, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tile: int
+) -> None:
+    monkeypatch.setattr(mining, "TILE", tile)  # 12: tiles that do not fit, and are scored in parts
     shapes, score = [], Counting.score
     monkeypatch.setattr(Counting, "score", lambda *a: (shapes.append((len(a[1]), len(a[2]))), score(*a))[1])
-    mine(*open_toy(toy_root), tmp_path, **SETTINGS)
+    lists = mine(*open_toy(toy_root), tmp_path / "again", **SETTINGS)
+    assert lists.fingerprint == toy_lists.fingerprint
     assert sum(rows * columns for rows, columns in shapes) == 40 * 200
     assert max(rows * columns for rows, columns in shapes) <= SETTINGS["budget"] // 4 // 24  # bytes of a pair
     assert max(rows for rows, _ in shapes) <= 16  # images of a shelf
