@@ -163,6 +163,8 @@ def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
     for job in jobs:
         if is_finished(job, results):
             tqdm.write(f"{job.label}: receipt is there, kept")
+        elif is_finished(job, job.folder):  # it ended, and the interruption came before its receipt was collected
+            collect(job, results)
         else:
             waiting.append(job)
     total = sum(job.steps for job in waiting)
@@ -217,13 +219,18 @@ def finish(job: Job, process: subprocess.Popen, results: Path) -> bool:
         lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
         tqdm.write(f"{job.label}: failed: {lines[-1] if lines else 'no output'}\n  log: {log}", file=sys.stderr)
         return False
+    collect(job, results)
+    return True
+
+
+def collect(job: Job, results: Path) -> None:
+    """Bring the receipts that a run left in its folder to the others."""
     for path in sorted((job.folder / job.recipe.chapter).rglob("*.json")):
         receipt = read_receipt(path)
         if (receipt["arm"], receipt["seed"]) == (job.parameters["arm"], job.seed):
             evidence = read_evidence(path) if receipt["ranks"] else None
             write_receipt(receipt, results, evidence)
             tqdm.write(line_of(receipt))
-    return True
 
 
 def line_of(receipt: dict[str, Any]) -> str:

@@ -203,5 +203,10 @@ def test_an_interrupted_run_goes_on_to_the_same_receipt(tmp_path: Path) -> None:
     log = next((tmp_path / "cut").rglob("papermill.log")).read_text(encoding="utf-8")
     assert log.count("Input Notebook") >= 2  # two papermill calls in one log
     assert "kept" in finished(cut)  # a third call has nothing to do
+    other.unlink()  # as if the interruption had come between the run's end and the collection of its receipt
+    finished(cut)
+    assert read_receipt(other)["metrics"] == read_receipt(one)["metrics"]
+    again = next((tmp_path / "cut").rglob("papermill.log")).read_text(encoding="utf-8")
+    assert again == log  # nothing ran for it
     changed = subprocess.run([*cut, "-p", "margin=0.3"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert changed.returncode == 2 and "a receipt with other parameters" in changed.stderr
