@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from itm_book.data.cli import app as data
 from itm_utils.errors import ItmError
 
 app = typer.Typer()
@@ -15,6 +16,7 @@ notebooks = typer.Typer(no_args_is_help=True, help="Check, run and copy the chap
 book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
 app.add_typer(notebooks, name="notebooks")
 app.add_typer(book, name="book")
+app.add_typer(data, name="data")
 
 
 def project_root() -> Path:
@@ -50,6 +52,9 @@ def run_recipes(
     table: Annotated[str, typer.Option(help="All rows of a table and their ensembles, e.g. scan/table_1.")] = "",
     seeds: Annotated[str, typer.Option(help="e.g. 0-4; otherwise the recipe's.")] = "",
     search: Annotated[list[str] | None, typer.Option(help="name=a,b,c: each value alone, judged on dev.")] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(help="name=a,b: every combination, on dev; seeds 100, 101, …")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only the plan: arithmetic, memory, hours.")] = False,
     gpu: Annotated[str, typer.Option(help="The GPU that a plan is for.")] = "RTX 3090",
     show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
@@ -61,14 +66,14 @@ def run_recipes(
     from itm_book import run as runner
 
     root = project_root()
-    planned = planner.plan(root, recipes or [], table, seeds, parameter or [], search or [])
+    planned = planner.plan(root, recipes or [], table, seeds, parameter or [], search or [], grid or [])
     if show or dry_run:
         for line in (runner.shown(job) for job in planned) if show else planner.described(planned, gpu, root / results):
             typer.echo(line)
         return
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
     failed = runner.run_jobs(planned, root / results, at_a_time)
-    if not failed and not search:
+    if not failed and not search and not grid:
         for line in runner.table_of(root / results, runner.run_ensembles(planned, root / results)):
             typer.echo(line)
     if results != Path("results"):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from itm_book.recipes import find_recipe, read_overrides, read_recipe, read_seeds, read_value, recipes_of_table
-from itm_book.run import Job, make_jobs, search_jobs
+from itm_book.run import Job, grid_jobs, make_jobs, search_jobs
 from itm_utils.errors import ItmError, problem
 from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, TextBatch, Texts
 from itm_utils.models.mmca import PickedTriplet
@@ -52,10 +52,20 @@ PUBLISHED = {
 }
 
 
-def plan(root: Path, names: list[str], table: str, seeds: str, pairs: list[str], search: list[str]) -> list[Job]:
+def plan(
+    root: Path,
+    names: list[str],
+    table: str,
+    seeds: str,
+    pairs: list[str],
+    search: list[str],
+    grid: list[str] | None = None,
+) -> list[Job]:
     """The runs that a command asks for."""
     if bool(names) == bool(table):
         raise ItmError("itm run: give recipes, or --table, and not both")
+    if grid and (search or seeds):  # a setting of a grid has its own seed
+        raise ItmError("itm run: give --grid without --search and --seeds")
     recipes = recipes_of_table(root, table) if table else [read_recipe(root, find_recipe(root, n)) for n in names]
     jobs: list[Job] = []
     for recipe in recipes:
@@ -64,19 +74,21 @@ def plan(root: Path, names: list[str], table: str, seeds: str, pairs: list[str],
             overrides["run_dir"] = f"{overrides['run_dir']}/{recipe.name}"
         if search:
             jobs += search_jobs(recipe, read_choices(recipe, search), overrides)
+        elif grid:
+            jobs += grid_jobs(recipe, read_choices(recipe, grid, "--grid"), overrides)
         else:
             asked = seeds or ("" if "seed" in overrides else recipe.seeds)
             jobs += make_jobs(recipe, read_seeds(asked) if asked else None, overrides)
     return jobs
 
 
-def read_choices(recipe: Any, search: list[str]) -> dict[str, list[Any]]:
+def read_choices(recipe: Any, search: list[str], option: str = "--search") -> dict[str, list[Any]]:
     """``["width=32,64"]`` as name → values."""
     choices = {}
     for pair in search:
         name, equals, values = pair.partition("=")
         if not equals or not values:
-            raise problem("--search", repr(pair), "name=a,b,c")
+            raise problem(option, repr(pair), "name=a,b,c")
         read_overrides(recipe, [f"{name}={value}" for value in values.split(",")][:1])
         choices[name] = [read_value(recipe.declared[name][0], name, value) for value in values.split(",")]
     return choices

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def search_jobs(recipe: Recipe, choices: dict[str, list[Any]], overrides: dict[s
     for name, values in choices.items():
         for value in values:
             jobs += make_jobs(recipe, [SEARCH_SEED], overrides | {name: value, "evaluate_on": "dev"})
+    return jobs
+
+
+def grid_jobs(recipe: Recipe, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
+    """Every combination of the choices, on dev, each with a seed of its own: the last choice changes first.
+
+    As many runs of something without choices are thus as many throws of the same dice, and a yardstick for the best.
+    """
+    jobs = []
+    for number, values in enumerate(product(*choices.values())):
+        chosen = overrides | dict(zip(choices, values, strict=True)) | {"evaluate_on": "dev"}
+        jobs += make_jobs(recipe, [SEARCH_SEED + number], chosen)
     return jobs
 
 

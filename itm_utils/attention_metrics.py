@@ -220,7 +220,7 @@ def measure_attention(
     Captions go through the model ``batch`` at a time, so that memory does not grow with their number.
     """
     checked = _checked(THRESHOLDS if thresholds is None else thresholds, within)
-    _check_split(split, grounding)
+    check_split(split, grounding)
     boxless = sum(not len(phrase.boxes) for phrases in grounding.phrases for phrase in phrases)
     nothing = np.zeros((0, len(checked), 3)), np.zeros((0, 2), dtype=np.int64)
     parts = [AttentionQuality(checked, *nothing, {NO_BOX: boxless})]
@@ -255,7 +255,8 @@ def _truth(
     return phrase.reshape(-1), np.stack(relevant), np.array(keys)
 
 
-def _check_split(split: PrecompSplit, grounding: Grounding) -> None:
+def check_split(split: PrecompSplit, grounding: Grounding) -> None:
+    """What ``measure_attention`` needs is there: boxes of the regions in pixels, and phrases of these captions."""
     path = split.root / f"{split.name}_boxes.npy"
     if split.boxes is None:
         raise problem(path, "no such file", "the boxes of the regions, in pixels")

@@ -167,7 +167,6 @@ def draw_offline(
     * ``normal``: the same with a bell over the ranks, its middle in the middle of the list, its standard deviation a
       sixth of the list. The paper tried a normal distribution, without saying which, to see less of the top of the
       lists, where captions stand that are right and not marked so.
-    * ``half-normal``: the opposite, the nearer to the top the likelier; standard deviation a third of the list.
     * ``tied``, the public code's: one rank n for both, the n-th caption and the (n div 5)-th image, and nothing is
       drawn again.
     """
@@ -220,7 +219,6 @@ def rank_chances(length: int, sampling: str) -> np.ndarray:
     weights = {
         "uniform": np.ones(length),
         "normal": np.exp(-0.5 * ((rank - (length - 1) / 2) / (length / 6)) ** 2),
-        "half-normal": np.exp(-0.5 * (rank / (length / 3)) ** 2),
     }
     if sampling not in weights:
         raise problem("sampling", repr(sampling), f"one of {', '.join([*weights, 'tied'])}")

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, correlation
+from statistics import NormalDist, correlation, fmean
 from typing import Any
 
 from itm_utils.errors import problem
@@ -24,7 +24,8 @@ Term = tuple[str, str]  # arm, metric
 class Comparison:
     """One number a seed: ``plus`` added, ``minus`` taken away, and the largest of ``best`` taken away.
 
-    With ``correlated`` it is Pearson's r of the metrics of ``plus`` and ``minus`` over all runs instead.
+    With ``correlated`` it is Pearson's r of the metrics of ``plus`` and ``minus`` over all runs instead, each number less
+    the mean of its seed over the arms.
     """
 
     plus: tuple[Term, ...]
@@ -92,8 +93,8 @@ def weigh(comparison: Comparison, runs: Mapping[str, Mapping[int, Mapping[str, A
     seeds = list(next(iter(runs.values())))
     value = {term: [_metric(runs[term[0]][seed], term[1]) for seed in seeds] for term in comparison.terms}
     if comparison.correlated:
-        x, y = ([number for term in side for number in value[term]] for side in (comparison.plus, comparison.minus))
-        return _finding(str(comparison), pearson_interval(x, y, level), comparison.expected, len(x))
+        x, y = (_centred([value[term] for term in side]) for side in (comparison.plus, comparison.minus))
+        return _finding(str(comparison), pearson_interval(x, y, level, len(seeds) - 1), comparison.expected, len(x))
     numbers = [
         sum(value[term][k] for term in comparison.plus)
         - sum(value[term][k] for term in comparison.minus)
@@ -111,12 +112,18 @@ def word_for(findings: Sequence[Finding]) -> str:
     return "partly" if "holds" in status else "not reproduced" if "fails" in status else "inconclusive"
 
 
-def pearson_interval(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Interval:
-    """Pearson's r with Fisher's interval."""
+def pearson_interval(x: Sequence[float], y: Sequence[float], level: float = 0.95, taken: int = 0) -> Interval:
+    """Pearson's r with Fisher's interval. taken: degrees of freedom that were used up before, as by taking means away."""
     r = correlation(x, y)
-    half = NormalDist().inv_cdf((1 + level) / 2) / math.sqrt(len(x) - 3)
+    half = NormalDist().inv_cdf((1 + level) / 2) / math.sqrt(len(x) - taken - 3)
     z = math.atanh(max(-0.999999, min(0.999999, r)))
     return Interval(r, math.tanh(z - half), math.tanh(z + half))
+
+
+def _centred(arms: Sequence[Sequence[float]]) -> list[float]:
+    """All numbers (arms, seeds) in one row, less the mean of their seed: a seed that fails everywhere decides nothing."""
+    means = [fmean(of) for of in zip(*arms, strict=True)]
+    return [number - mean for arm in arms for number, mean in zip(arm, means, strict=True)]
 
 
 def printed_findings(checks: Sequence[Mapping[str, Any]], papers: Mapping[str, Any]) -> Iterator[Finding]:

@@ -11,11 +11,13 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from itm_book.golden import run_folder
 from itm_utils.chapter import declared_parameters
 from itm_utils.errors import ItmError
+from itm_utils.ledger import Ledger
 from itm_utils.matcher import ImageBatch, Matcher, Offline, PairBatch, Scores, TextBatch
 from itm_utils.models import aoq
 from itm_utils.models.aoq import (
@@ -31,13 +33,15 @@ from itm_utils.models.aoq import (
     chance_of_top,
     cross_ranks,
     cross_shares,
-    dev_curve,
+    dev_curves,
     epochs_to,
     equation_6,
     expected_rank,
     false_shares,
     hardest,
     held_out_lines,
+    mean_right_score,
+    online_curves,
     online_ranks,
     score_gaps,
     stages_of,
@@ -48,6 +52,7 @@ from itm_utils.models.scan import SCAN
 from itm_utils.models.vsepp import VSEPP, HingeTriplet, hinge_loss
 from itm_utils.models.vsrn import VSRN
 from itm_utils.parity import Table
+from itm_utils.rules import comparisons
 
 ROOT = Path(__file__).resolve().parents[1]
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
@@ -437,6 +442,8 @@ def test_ranks_of_drawn_negatives() -> None:
     assert ranks.min() >= 1 and ranks.mean() == pytest.approx(expected_rank(600, 20), rel=0.1)
     assert (online_ranks(scores, wrong, 601) == 1).all()  # all of them drawn
     assert np.mean(ranks <= 50) == pytest.approx(chance_of_top(600, 20, 50), abs=0.06)
+    often = online_ranks(scores[:40], wrong[:40], 20, turns=30)
+    assert len(often) == 1200 and often.mean() == pytest.approx(expected_rank(600, 20), rel=0.1)
 
 
 # ---------------------------------------------------------------- cross rank and gaps
@@ -472,36 +479,55 @@ def test_a_perfect_and_a_constant_model_stand_at_the_ends_of_the_cross_rank() ->
     assert (cross_ranks(Scores.same(torch.zeros(10, 50)), owner) == 46).all()  # 5 * 10 - 4
 
 
-def test_held_out_lines_draw_from_the_teachers_lists() -> None:
+def test_held_out_lines_draw_from_the_miners_lists() -> None:
     owner = torch.arange(20).repeat_interleave(5)
     own = owner[None] == torch.arange(20)[:, None]
     generator = torch.Generator().manual_seed(1)
-    teacher = Scores(torch.rand(20, 100, generator=generator), torch.rand(20, 100, generator=generator))
-    marked = Scores(torch.zeros(20, 100), torch.zeros(20, 100))  # 1 where the teacher lists, 2 where it belongs
+    miner = Scores(torch.rand(20, 100, generator=generator), torch.rand(20, 100, generator=generator))
+    marked = Scores(torch.zeros(20, 100), torch.zeros(20, 100))  # 1 where the miner lists, 2 where it belongs
     for image in range(20):
-        marked.i2t[image, teacher.i2t[image].masked_fill(own[image], -1).topk(4).indices] = 1
+        marked.i2t[image, miner.i2t[image].masked_fill(own[image], -1).topk(4).indices] = 1
     for caption in range(100):
-        marked.t2i[teacher.t2i[:, caption].masked_fill(own[:, caption], -1).topk(2).indices, caption] = 1
+        marked.t2i[miner.t2i[:, caption].masked_fill(own[:, caption], -1).topk(2).indices, caption] = 1
     marked.i2t[own] = marked.t2i[own] = 2
-    lines = held_out_lines(marked, teacher, owner, 16, (4, 2))
+    lines = held_out_lines(marked, miner, owner, 16, (4, 2))
     for line in lines:
         assert len(line.positive) == 96  # six whole batches of a hundred
         assert (line.positive == 2).all() and (line.offline == 1).all()
         assert set(line.online.tolist()) == {0.0, 1.0}  # the hardest of a batch is now and then a listed one
-    again = held_out_lines(marked, teacher, owner, 16, (4, 2))
+    again = held_out_lines(marked, miner, owner, 16, (4, 2))
     assert torch.equal(again[0].online, lines[0].online)
     gaps = score_gaps(lines)
     out = torch.cat([line.online == 1 for line in lines]).float().mean().item()
     assert gaps["gap_positive_offline"] == pytest.approx(1)
     assert gaps["gap_offline_online"] == pytest.approx(1 - out)
     assert gaps["order_violations"] == pytest.approx(100 * out)
+    assert gaps["mean_listed_score"] == pytest.approx(1)
+    assert mean_right_score(marked, owner) == pytest.approx(2)
+    one_way = Scores(marked.i2t, marked.t2i + 1)
+    assert mean_right_score(one_way, owner) == pytest.approx(2.5)  # both directions count
 
 
-def test_epochs_to_a_value() -> None:
+def test_epochs_to_a_value(tmp_path: Path) -> None:
     log = [{"step": n, "loss": 1.0} for n in range(3)]
     log += [{"val_i2t_r1": a, "val_t2i_r1": b, "val_rsum": 0.0} for a, b in ((1, 1), (4, 2), (3, 3), (9, 0))]
-    assert dev_curve(log) == [2, 6, 6, 9]
-    assert [epochs_to(dev_curve(log), goal) for goal in (0, 6, 9, 10)] == [1, 2, 4, 5]
+    curves = dev_curves(log)
+    assert curves == {"i2t": [1, 4, 3, 9], "t2i": [1, 2, 3, 0]}
+    assert [epochs_to(curves["i2t"], goal) for goal in (0, 4, 9, 10)] == [1, 2, 4, 5]
+    assert [epochs_to(curves["t2i"], max(curves[way])) for way in ("t2i", "i2t")] == [3, 5]
+    with pytest.raises(ItmError, match="Run the online arm"):
+        online_curves(tmp_path)
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "log.jsonl").write_text("\n".join(map(json.dumps, log)), encoding="utf-8")
+    assert online_curves(tmp_path) == curves
+
+
+def test_a_run_that_never_gets_there_is_not_the_faster_one() -> None:
+    """The rule of AOQ-13 subtracts: a miss of the shorter run must not look like a gain."""
+    late, never = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], [1.0, 1.0, 1.0]
+    assert epochs_to(late, max(late)) - epochs_to(never, max(late)) == 4  # what came out before
+    assert epochs_to(late, max(late)) - epochs_to(never, max(late), len(late)) == -1
+    assert epochs_to(never, max(late), 2) == 4
 
 
 def test_false_shares_by_place() -> None:
@@ -531,22 +557,97 @@ def test_hosts_and_miners(host: str, kind: type) -> None:
 @pytest.mark.parametrize(
     ("given", "names", "warmups"),
     [
-        ({}, ["miner", "final"], [1, 1]),
-        ({"kind": "online"}, ["final"], [1]),
-        ({"kind": "online", "round_one": "runs/x"}, ["miner", "final"], [1, 1]),
+        ({}, ["miner", "final"], [1, 2]),
+        ({"warmup_epochs": 0}, ["miner", "final"], [1, 0]),
+        ({"kind": "online"}, ["final"], [2]),
+        ({"kind": "online", "round_one": "runs/x"}, ["miner", "final"], [1, 2]),
+        ({"kind": "online", "start": "fine-tune"}, ["miner", "final"], [1, 0]),
+        ({"kind": "online", "start": "fine-tune", "host": "bfan"}, ["host", "final"], [1, 0]),
         ({"start": "fine-tune"}, ["miner", "final"], [1, 0]),
         ({"start": "fine-tune", "host": "bfan"}, ["miner", "host", "final"], [1, 1, 0]),
         ({"start": "fine-tune", "host": "bfan", "miner": "self"}, ["miner", "final"], [1, 0]),
     ],
 )
-def test_every_model_of_a_run_warms_up_once(given: dict, names: list[str], warmups: list[int]) -> None:
-    given = parameters(**given, width=8, warmup_epochs=1)
+def test_every_model_of_a_run_warms_up_at_most_once(given: dict, names: list[str], warmups: list[int]) -> None:
+    given = parameters(**({"width": 8, "first_warmup_epochs": 1, "warmup_epochs": 2} | given))
     rounds = stages_of(given, build(given, 30, 6))
-    assert [stage.name for stage in rounds] == names
-    assert [stage.objective.warmup_epochs for stage in rounds] == warmups
-    assert all(stage.objective.kind == "online" for stage in rounds[:-1])
+    assert [one.name for one in rounds] == names
+    assert [one.objective.warmup_epochs for one in rounds] == warmups
+    assert all(one.objective.kind == "online" for one in rounds[:-1])
     if given["start"] == "fine-tune":  # what is fine-tuned is of the host's kind
         assert type(rounds[-2].matcher) is type(rounds[-1].matcher)
+
+
+def test_a_host_that_is_fine_tuned_has_a_round_one_of_its_own() -> None:
+    given = parameters(host="bfan", start="fine-tune", width=8, first_epochs=30, first_learning_rate=0.1)
+    given |= {"host_epochs": 20, "host_decay_every": 15, "epochs": 7, "learning_rate": 0.5, "batch_size": 9}
+    miner, host, _ = stages_of(given, build(given, 30, 6))
+    assert (miner.epochs, miner.learning_rate) == (30, 0.1)
+    assert host[3:] == (20, 9, 0.5, 15)
+
+
+# ---------------------------------------------------------------- the recipes, arm against arm
+
+
+def arms(dataset: str) -> dict[str, dict]:
+    paths = (ROOT / "recipes").glob(f"10_aoq_{dataset}_*.yaml")
+    found = [parameters() | yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths]
+    return {given["arm"]: given for given in found}
+
+
+def differing(one: dict, other: dict) -> set[str]:
+    return {name for name in one if one[name] != other[name]} - {"arm", "run_dir", "learning_rate", "online_run"}
+
+
+def test_every_arm_of_a_rule_has_a_recipe() -> None:
+    ledger = Ledger()
+    for dataset in ("scenes", "coco", "f30k"):
+        rules = [rule for name, rule in ledger.rules.items() if name.startswith("AOQ") and dataset in rule["datasets"]]
+        wanted = {arm for rule in rules for one in comparisons(rule, dataset) for arm, _ in one.terms}
+        assert wanted <= set(arms(dataset)), dataset
+    whole = {arm for arm in arms("scenes") if arm.removeprefix("VSRN ") in ("online short", "AdapOffQuin detached")}
+    assert len(whole) == 2
+
+
+def test_what_is_compared_differs_in_what_the_rule_names() -> None:
+    """Lab arms: rounds of equal length, and one thing changed at a time."""
+    lab = arms("scenes")
+    for host in ("VSRN", "SCAN", "BFAN"):
+        whole = lab[f"{host} AdapOffQuin"]
+        assert whole["epochs"] == whole["first_epochs"] and whole["warmup_epochs"] == whole["first_warmup_epochs"]
+        assert differing(lab[f"{host} online short"], whole) == {"kind"}
+        assert differing(lab[f"{host} online"], whole) == {"kind", "epochs"}
+        assert lab[f"{host} online"]["epochs"] == whole["epochs"] + whole["first_epochs"]
+    names = ("epochs", "batch_size", "learning_rate", "warmup_epochs")
+    short = lab["VSRN online short"]
+    assert [short[name] for name in names] == [short[f"first_{name}"] for name in names]  # the miner's twin
+    whole, hard = lab["VSRN AdapOffQuin"], lab["VSRN AdapOffQuin"]["epochs"] - lab["VSRN AdapOffQuin"]["warmup_epochs"]
+    for name in ("fine-tuned", "fine-tuned slowly", "online continued"):
+        assert differing(lab[f"VSRN {name}"], whole) - {"kind"} == {"start", "epochs"}
+        assert lab[f"VSRN {name}"]["epochs"] == hard
+    assert differing(lab["VSRN online continued"], lab["VSRN fine-tuned"]) == {"kind"}
+    assert lab["VSRN online continued"]["learning_rate"] == lab["VSRN fine-tuned"]["learning_rate"]
+    cold = lab["VSRN OffQuin without warm-up"]
+    assert cold["warmup_epochs"] == 0 and differing(cold, lab["VSRN OffQuin"]) == {"warmup_epochs"}
+    assert differing(cold, lab["VSRN OnlyOffline"]) == {"kind"}
+    assert differing(lab["VSRN OnlyOffline"], lab["VSRN OnlyOffline margin 0.2"]) == {"offline_margin"}
+    assert differing(lab["VSRN OffQuin squared hinge"], lab["VSRN OffQuin"]) == {"squared"}
+    assert differing(lab["VSRN AdapOffQuin detached"], whole) == {"detach"}
+    for name in ("online", "online short"):
+        assert differing(lab[f"VSRN {name} larger batch"], lab[f"VSRN {name}"]) == {"batch_size"}
+    one_miner = {given["round_one"] for arm, given in lab.items() if "self-mined" not in arm}
+    assert len(one_miner) == 1
+    mined = {tuple(given[n] for n in given if n.startswith(("first_", "caption_", "captions_mined"))) for given in
+             lab.values() if given["miner"] == "vsrn"}  # fmt: skip
+    assert len(mined) == 1  # whoever comes first trains the same miner
+
+
+def test_two_models_stand_behind_the_papers_rows_of_scan_and_bfan() -> None:
+    for dataset, kinds in (("coco", ["online short", "OffTri", "OffQuin", "AdapOffQuin"]), ("f30k", ["online short"])):
+        found = arms(dataset)
+        for kind in kinds:
+            assert differing(found[f"SCAN {kind}"], found[f"SCAN i2t {kind}"]) == {"direction", "temperature"}
+            assert differing(found[f"BFAN {kind}"], found[f"BFAN equal {kind}"]) == {"focal"}
 
 
 def test_a_shared_miner_begins_with_the_same_weights_whoever_trains_it() -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from itm_book.plan import described, plan
 from itm_book.recipes import find_recipe, read_overrides, read_recipe, read_seeds, recipes_of_table, tables_of
-from itm_book.run import make_jobs, search_jobs, shown, table_of
+from itm_book.run import expected_receipt, grid_jobs, make_jobs, search_jobs, shown, table_of
 from itm_utils.cli import app
 from itm_utils.errors import ItmError
 from itm_utils.receipts import read_receipt
@@ -76,6 +76,9 @@ def test_the_arms_of_a_dataset_have_different_names() -> None:
         (["--table", "scan/table_9"], "one of"),
         (["02_scan_scenes_t2i_avg", "--table", "scan/table_1"], "not both"),
         (["02_scan_scenes_t2i_avg", "--search", "width"], "name=a,b,c"),
+        (["02_scan_scenes_t2i_avg", "--grid", "width"], "--grid: found 'width', expected name=a,b,c"),
+        (["02_scan_scenes_t2i_avg", "--grid", "width=8,wide"], "parameter width: found 'wide'"),
+        (["02_scan_scenes_t2i_avg", "--grid", "width=8,16", "--seeds", "0-4"], "without --search and --seeds"),
         (["02_scan_f30k_t2i_avg", "--dry-run", "--gpu", "Voodoo"], "--gpu"),
     ],
 )
@@ -122,6 +125,35 @@ def test_a_search_is_judged_on_dev_with_a_seed_of_its_own() -> None:
     assert jobs[0].parameters["arm"] == "SCAN t2i AVG learning_rate=0.001"
     assert {job.parameters["evaluate_on"] for job in jobs} == {"dev"}
     assert {job.seed for job in jobs}.isdisjoint(read_seeds(scan.seeds))
+
+
+def test_a_grid_is_every_combination_each_with_its_own_seed() -> None:
+    both = recipe("11_ccr_ccs_scenes_scan_both")
+    weights, margins = [0.1, 1.0], [0.0, 0.1, 0.2]
+    choices = {"ccr_weight": weights, "ccr_margin": margins, "ccs_weight": weights, "ccs_margin": margins}
+    jobs = grid_jobs(both, choices, {})
+    tried = [tuple(job.parameters[name] for name in choices) for job in jobs]
+    assert tried == [(a, b, c, d) for a in weights for b in margins for c in weights for d in margins]
+    assert [job.seed for job in jobs] == list(range(100, 136)) and len(set(tried)) == 36
+    assert {job.parameters["evaluate_on"] for job in jobs} == {"dev"}
+    assert jobs[1].parameters["arm"] == "SCAN CCR+CCS ccr_weight=0.1 ccr_margin=0.0 ccs_weight=0.1 ccs_margin=0.1"
+    assert len({job.parameters["run_dir"] for job in jobs}) == 36
+
+
+def test_a_grid_and_the_runs_it_is_measured_by_have_places_of_their_own(tmp_path: Path) -> None:
+    """Of chapter 11: the grids of three recipes, and as many runs of the baseline, beside its runs for the table."""
+    grid = ["ccr_weight=0.1,1", "ccr_margin=0,0.1,0.2"]
+    arms = {"both": [*grid, "ccs_weight=0.1,1", "ccs_margin=0,0.1,0.2"], "ccr": grid, "ccs": ["ccs_margin=0,0.1"]}
+    names = {arm: f"11_ccr_ccs_scenes_scan_{arm}" for arm in (*arms, "baseline")}
+    jobs = [job for arm in arms for job in plan(ROOT, [names[arm]], "", "", [], [], arms[arm])]
+    assert len(jobs) == 36 + 6 + 2
+    jobs += plan(ROOT, [names["baseline"]], "", "100-135", ["evaluate_on=dev"], [])
+    searched = [expected_receipt(job, tmp_path) for job in jobs]
+    assert {path.parent for path in searched} == {tmp_path / "11_ccr_ccs/search"}
+    tables = [job for name in names.values() for job in plan(ROOT, [name], "", "", [], [])]
+    places = [*searched, *(expected_receipt(job, tmp_path) for job in tables)]
+    assert len(set(places)) == len(places) == 44 + 36 + 20
+    assert len({job.folder for job in (*jobs, *tables)}) == len(places)
 
 
 def test_seeds() -> None:

@@ -50,18 +50,20 @@ def chance_of_top(candidates: int, batch: int, top: int = 100) -> float:
 
 
 def online_ranks(
-    scores: np.ndarray, wrong: np.ndarray, batch: int, seed: int = 0
+    scores: np.ndarray, wrong: np.ndarray, batch: int, seed: int = 0, turns: int = 1
 ) -> np.ndarray:
-    """(a,): rank, counted from 1, of the hardest of ``batch - 1`` wrong candidates.
+    """(a * turns,): rank, counted from 1, of the hardest of ``batch - 1`` wrong candidates.
 
     scores: (a, n) of anchors with candidates. wrong: (a, n), which ones are wrong.
+    turns: random batches that each anchor meets.
     """
     generator = np.random.default_rng(seed)
     ranks = []
     for row, allowed in zip(scores, wrong, strict=True):
         row = row[allowed]
-        drawn = generator.choice(len(row), min(batch - 1, len(row)), replace=False)
-        ranks.append(1 + np.count_nonzero(row > row[drawn].max()))
+        for _ in range(turns):
+            drawn = generator.choice(len(row), min(batch - 1, len(row)), replace=False)
+            ranks.append(1 + np.count_nonzero(row > row[drawn].max()))
     return np.array(ranks)
 
 
@@ -218,6 +220,13 @@ class OfflineScores(NamedTuple):
     second: Tensor | None = None  # owner of the one with a caption of the other, t2i
 
 
+def asked_of(scores: Scores) -> Ask:
+    """Answers from matrices that are already there."""
+    return lambda rows, columns: Scores(
+        scores.i2t[rows, columns], scores.t2i[rows, columns]
+    )
+
+
 class ScoreLoss(Penalty):
     """From scores of a batch to its loss."""
 
@@ -242,13 +251,6 @@ class ScoreLoss(Penalty):
         """The loss of a batch from all its scores (b, b); a sum, not a mean."""
         first, second = self.lines(asked_of(scores), scores, same, offline)
         return self.cost(first).sum() + self.cost(second).sum()
-
-
-def asked_of(scores: Scores) -> Ask:
-    """Answers from matrices that are already there."""
-    return lambda rows, columns: Scores(
-        scores.i2t[rows, columns], scores.t2i[rows, columns]
-    )
 
 
 # cell encode
@@ -639,6 +641,14 @@ def compare_case(
 HOSTS = {"vsrn": vsrn.build, "scan": scan.build, "bfan": bfan.build}
 MINERS = ("vsrn", "self")
 STARTS = ("scratch", "fine-tune")
+FIXED = {  # the same in every run: of VSRN's caption writer, of SCAN, of BFAN
+    "caption_dropout": 0.2,
+    "max_len": 60,
+    "first_norm": "clipped_l2norm",
+    "pooling": "Mean",
+    "lse": 6.0,
+    "ties": "keep",
+}
 
 
 def build(
@@ -650,17 +660,24 @@ def build(
         if parameters[name] not in allowed:
             expected = f"one of {', '.join(allowed)}"
             raise problem(name, repr(parameters[name]), expected)
-    return HOSTS[parameters["host"]](parameters, vocabulary_size, image_dim)
+    given = {**FIXED, "caption_word_dim": parameters["word_dim"], **parameters}
+    return HOSTS[parameters["host"]](given, vocabulary_size, image_dim)
+
+
+def mines_itself(parameters: Mapping[str, Any]) -> bool:
+    """Whether the miner is a matcher of the host's kind."""
+    return parameters["miner"] == "self" or parameters["host"] == "vsrn"
 
 
 def build_miner(
     parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int
 ) -> Matcher:
     """The matcher of round one, whose lists round two draws from."""
-    if parameters["miner"] == "self" or parameters["host"] == "vsrn":
+    if mines_itself(parameters):
         return build(parameters, vocabulary_size, image_dim)
     width = parameters["miner_width"] or parameters["width"]
-    return vsrn.build({**parameters, "width": width}, vocabulary_size, image_dim)
+    given = {**parameters, "host": "vsrn", "width": width}
+    return build(given, vocabulary_size, image_dim)
 
 
 # cell rounds
@@ -683,53 +700,57 @@ SWITCHED = ("kind", "weigh_by", "detach", "clamp", "squared", "by_image")
 def stages_of(parameters: Mapping[str, Any], model: Matcher) -> list[Round]:
     """The trainings of a run: the miner's, the host's own if fine-tuned, and round two.
 
-    Every model begins its life with the same warm-up, once. A run with the online loss
+    A model that is fine-tuned had its warm-up in round one. A run with the online loss
     needs no lists; it still measures itself on those of a shared round one.
     """
     p = parameters
-    first = [
-        p[f"first_{n}"]
-        for n in ("epochs", "batch_size", "learning_rate", "decay_every")
-    ]
+    names = ("epochs", "batch_size", "learning_rate", "decay_every")
     plain = {"kind": "online", "margin": p["margin"], "by_image": p["by_image"]}
-    online = OfflineLoss(**plain, warmup_epochs=p["warmup_epochs"])
+    online = OfflineLoss(**plain, warmup_epochs=p["first_warmup_epochs"])
     sizes = (model.config["vocabulary_size"], model.config["image_dim"])
-    rounds = []
-    if p["kind"] != "online" or p["round_one"]:
+    tuned, rounds = p["start"] == "fine-tune", []
+    if p["kind"] != "online" or p["round_one"] or (tuned and mines_itself(p)):
         torch.manual_seed(p["seed"])  # the first weights of a shared miner
+        first = [p[f"first_{name}"] for name in names]
         rounds.append(Round("miner", build_miner(p, *sizes), online, *first))
-    tuned = p["start"] == "fine-tune"
-    if tuned and p["host"] != "vsrn" and p["miner"] == "vsrn":
+    if tuned and not mines_itself(p):
         torch.manual_seed(p["seed"])
-        rounds.append(Round("host", build(p, *sizes), online, *first))
+        own = p["host_epochs"], p["batch_size"], p["learning_rate"]
+        host = build(p, *sizes)
+        rounds.append(Round("host", host, online, *own, p["host_decay_every"]))
     chosen = {name: p[name] for name in (*NUMBERS, *SWITCHED)}
     loss = OfflineLoss(**chosen, warmup_epochs=0 if tuned else p["warmup_epochs"])
-    second = [
-        p[name] for name in ("epochs", "batch_size", "learning_rate", "decay_every")
-    ]
-    return [*rounds, Round("final", model, loss, *second)]
+    return [*rounds, Round("final", model, loss, *(p[name] for name in names))]
 
 
 # cell curves-data
-def dev_curve(log: list[dict[str, Any]]) -> list[float]:
-    """R@1 of both directions, added, after each epoch."""
-    return [r["val_i2t_r1"] + r["val_t2i_r1"] for r in log if "val_rsum" in r]
+WAYS = ("i2t", "t2i")
 
 
-def epochs_to(curve: list[float], goal: float) -> int:
-    """Epochs until a curve reaches a value; one more than it has if it never does."""
+def dev_curves(log: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Direction → R@1 on dev after each epoch."""
+    ends = [line for line in log if "val_rsum" in line]
+    return {way: [line[f"val_{way}_r1"] for line in ends] for way in WAYS}
+
+
+def epochs_to(curve: list[float], goal: float, other: int = 0) -> int:
+    """Epochs until a curve reaches a value.
+
+    If it never does: one more than it has, or than the ``other`` epochs of the run it is
+    compared with, whichever are more. So a miss is never the shorter way.
+    """
     reached = (epoch for epoch, value in enumerate(curve, start=1) if value >= goal)
-    return next(reached, len(curve) + 1)
+    return next(reached, max(len(curve), other) + 1)
 
 
-def online_goal(folder: str | Path) -> float:
-    """The best R@1 on dev, both directions added, of a finished run with the online loss."""
+def online_curves(folder: str | Path) -> dict[str, list[float]]:
+    """The curves of a finished run with the online loss."""
     path = Path(folder) / "final" / "log.jsonl"
     if not path.is_file():
         hint = "Run the online arm of this seed first, or leave online_run empty."
         raise problem(path, "no such file", "the log of the online run", hint)
     lines = path.read_text(encoding="utf-8").splitlines()
-    return max(dev_curve([json.loads(line) for line in lines]))
+    return dev_curves([json.loads(line) for line in lines])
 
 
 # cell false-share
@@ -772,17 +793,17 @@ def cross_shares(scores: Scores, owner: np.ndarray) -> dict[str, float]:
 
 # cell gaps
 def held_out_lines(
-    scores: Scores, teacher: Scores, owner: Tensor, batch: int, kept: tuple[int, int]
+    scores: Scores, miner: Scores, owner: Tensor, batch: int, kept: tuple[int, int]
 ) -> tuple[Line, Line]:
     """Both lines, joined over random batches of a split that nobody trained on.
 
-    teacher: scores of the model that mines. kept: lengths of the lists of captions and of
+    miner: scores of the model that mines. kept: lengths of the lists of captions and of
     images. The draws are the same whatever the scores.
     """
     generator = torch.Generator().manual_seed(0)
     wrong = owner[None, :] != torch.arange(len(scores.i2t))[:, None]  # (i, c)
-    captions = teacher.i2t.masked_fill(~wrong, -math.inf).topk(kept[0], dim=1).indices
-    images = teacher.t2i.masked_fill(~wrong, -math.inf).topk(kept[1], dim=0).indices.T
+    captions = miner.i2t.masked_fill(~wrong, -math.inf).topk(kept[0], dim=1).indices
+    images = miner.t2i.masked_fill(~wrong, -math.inf).topk(kept[1], dim=0).indices.T
     loss, parts = ScoreLoss("OffTri"), []
     for some in torch.randperm(len(owner), generator=generator).split(batch):
         if len(some) < batch:
@@ -799,8 +820,16 @@ def held_out_lines(
     return tuple(Line(*map(torch.cat, zip(*side, strict=True))) for side in lines)
 
 
+# cell gap-numbers
+def mean_right_score(scores: Scores, owner: Tensor) -> float:
+    """Mean score of the right pairs of a split, both directions together."""
+    each = torch.arange(len(owner))
+    both = torch.stack([scores.i2t[owner, each], scores.t2i[owner, each]])
+    return both.double().mean().item()
+
+
 def score_gaps(lines: tuple[Line, Line]) -> dict[str, float]:
-    """Mean gaps between the three classes of pairs; in percent, anchors out of order."""
+    """Gaps between the three classes of pairs, and in percent the anchors out of order."""
     positive, online, offline, _ = (
         torch.cat(part) if part[0] is not None else None
         for part in zip(*lines, strict=True)
@@ -810,4 +839,5 @@ def score_gaps(lines: tuple[Line, Line]) -> dict[str, float]:
         "gap_positive_offline": (positive - offline).mean().item(),
         "gap_offline_online": (offline - online).mean().item(),
         "order_violations": 100 * wrong_order.float().mean().item(),
+        "mean_listed_score": offline.mean().item(),
     }

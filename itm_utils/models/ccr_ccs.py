@@ -129,7 +129,8 @@ def every_query(
     """Both terms averaged over every query of mask (b, q) and every swap: (b,) each."""
     attended = attended_of(attention)
     sizes = length(attention.queries) * length(attended).mT  # (b, p, q)
-    fit = attention.queries @ attended.mT / sizes.clamp_min(EPS)  # query p, found by q
+    # p: who is swapped in, q: who asked
+    fit = attention.queries @ attended.mT / sizes.clamp_min(EPS)
     right = fit.diagonal(dim1=1, dim2=2)[:, None]
     different = ~torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
     swaps = mask[:, :, None] & mask[:, None] & different

@@ -1,0 +1,160 @@
+"""Rows of bottom-up attention's TSV files: one picture a line, numbers in base64.
+
+Two layouts are in use, told apart by the number of columns; a first line with names of columns is also understood.
+Lines are read as bytes and cut at tabs: a row has 400,000 characters, more than Python's CSV reader takes.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from itm_book.data.disk import check_file
+from itm_utils.errors import ItmError, problem
+
+SIX = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
+TEN = (
+    "img_id", "img_h", "img_w", "objects_id", "objects_conf", "attrs_id", "attrs_conf", "num_boxes", "boxes", "features",
+)  # fmt: skip
+LAYOUTS = {len(names): names for names in (SIX, TEN)}
+SHORT = {"image_id": "id", "img_id": "id", "image_w": "width", "img_w": "width", "image_h": "height", "img_h": "height"}
+WANTED = ("id", "width", "height", "num_boxes", "boxes", "features")
+EDGE = 1.0  # pixels that a box may reach beyond its picture: detectors round
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that is cut into columns and not decoded yet. end: where the next one begins. number: from 1."""
+
+    path: Path
+    number: int
+    end: int
+    columns: dict[str, bytes]
+
+    @property
+    def name(self) -> str:
+        """The picture, as the file calls it."""
+        return self.columns["id"].decode("utf-8", "replace").strip()
+
+    def problem(self, found: str, expected: str, hint: str = "") -> ItmError:
+        """An error that names file, line and picture."""
+        return problem(f"{self.path}, line {self.number} (picture {self.name[:40] or '?'})", found, expected, hint)
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """What a line says of its picture. features: (r, d); boxes: (r, 4) x1 y1 x2 y2 in pixels; size: width, height."""
+
+    features: np.ndarray
+    boxes: np.ndarray
+    size: tuple[int, int]
+
+    def same(self, other: Regions) -> bool:
+        """Equal to the last bit."""
+        arrays = (self.features, other.features), (self.boxes, other.boxes)
+        return self.size == other.size and all(np.array_equal(here, there) for here, there in arrays)
+
+
+def read_tsv(path: str | Path, start: int = 0, number: int = 0) -> Iterator[Line]:
+    """The rows of a file, from byte ``start`` on, before which ``number`` lines stand."""
+    path = check_file(path, "a TSV file of bottom-up features")
+    with path.open("rb") as file:
+        names = _header(path, file.readline())
+        file.seek(start)
+        while text := file.readline():
+            number += 1
+            fields = text.rstrip(b"\r\n").split(b"\t")
+            if number == 1 and names is not None:
+                continue
+            if fields == [b""]:
+                continue
+            yield Line(path, number, file.tell(), _columns(path, number, fields, names))
+
+
+def _header(path: Path, text: bytes) -> list[str] | None:
+    """Names of columns, if the first line has them."""
+    first = text.rstrip(b"\r\n").split(b"\t")
+    if first[0] not in (b"image_id", b"img_id"):
+        return None
+    names = [name.decode("utf-8", "replace").strip() for name in first]
+    missing = sorted(set(WANTED) - {SHORT.get(name, name) for name in names})
+    if missing:
+        raise problem(path, f"no column {missing[0]}", f"the columns {', '.join(SIX)}")
+    return names
+
+
+def _columns(path: Path, number: int, fields: list[bytes], names: list[str] | None) -> dict[str, bytes]:
+    """Name of a column → its text; names: those of the file's first line, else by the number of columns."""
+    layout = names or LAYOUTS.get(len(fields))
+    if layout is None or len(layout) != len(fields):
+        expected = f"{len(names)} as in the first line" if names else f"6 ({', '.join(SIX)}) or 10 ({', '.join(TEN)})"
+        hint = "A file that ends in the middle of a row was not copied to its end."
+        raise problem(f"{path}, line {number}", f"{len(fields)} columns", expected, hint)
+    return {SHORT.get(name, name): field for name, field in zip(layout, fields, strict=True)}
+
+
+def decode(line: Line, swap_sizes: bool = False) -> Regions:
+    """Numbers of a line, checked. swap_sizes: its width is a height, as in some files of the first layout."""
+    if not line.name or "\ufffd" in line.name:
+        raise line.problem("no name of a picture", "its file name or number in UTF-8")
+    width, height = (_whole(line, side) for side in ("width", "height"))
+    if swap_sizes:
+        width, height = height, width
+    regions = _whole(line, "num_boxes")
+    boxes = _floats(line, "boxes", regions).reshape(regions, -1)
+    if boxes.shape[1] != 4:
+        found = f"{boxes.size} numbers for {regions} boxes"
+        raise line.problem(found, "four a box", "Is num_boxes that of the file?")
+    features = _floats(line, "features", regions).reshape(regions, -1)
+    _check_boxes(line, boxes, width, height)
+    return Regions(features, boxes, (width, height))
+
+
+def _whole(line: Line, name: str) -> int:
+    """A positive whole number."""
+    text = line.columns[name].strip()
+    if not text.isdigit() or int(text) == 0:
+        raise line.problem(f"{text[:20].decode('utf-8', 'replace') or 'nothing'} as {name}", "a positive whole number")
+    return int(text)
+
+
+def _floats(line: Line, name: str, regions: int) -> np.ndarray:
+    """float32 numbers from base64, as many for each region."""
+    try:
+        content = binascii.a2b_base64(line.columns[name].strip(), strict_mode=True)
+    except binascii.Error as error:
+        hint = "Copy or download the file again."
+        raise line.problem(f"damaged base64 in {name} ({error})", "base64 of float32 numbers", hint) from error
+    if not content or len(content) % (4 * regions):
+        found = f"{len(content):,} bytes of {name} for {regions} boxes"
+        raise line.problem(found, f"a multiple of {4 * regions}: float32 numbers, as many for each box")
+    values = np.frombuffer(content, dtype="<f4")
+    if not np.isfinite(values).all():
+        raise line.problem(f"a NaN or infinity in {name}", "finite numbers", "Extract this picture again.")
+    return values
+
+
+def _check_boxes(line: Line, boxes: np.ndarray, width: int, height: int) -> None:
+    """Boxes begin before they end, within the picture."""
+    turned = (boxes[:, 2:] < boxes[:, :2]).any(axis=1)
+    if turned.any():
+        box = boxes[turned.argmax()].tolist()
+        raise line.problem(f"a box {_said(box)} that ends before it begins", "x1 y1 x2 y2 with x1 <= x2, y1 <= y2")
+    if not _inside(boxes, width, height):
+        outside = (boxes < -EDGE).any(axis=1) | (boxes[:, 2:] > np.array([width, height]) + EDGE).any(axis=1)
+        found = f"a box {_said(boxes[outside.argmax()].tolist())} outside its picture of {width} x {height}"
+        fits = _inside(boxes, height, width)
+        hint = "It fits if width and height are exchanged: --swap-sizes does that." if fits else ""
+        raise line.problem(found, "boxes in the pixels of the picture", hint)
+
+
+def _inside(boxes: np.ndarray, width: int, height: int) -> bool:
+    return bool((boxes >= -EDGE).all() and (boxes[:, 2] <= width + EDGE).all() and (boxes[:, 3] <= height + EDGE).all())
+
+
+def _said(box: list[float]) -> str:
+    return "(" + ", ".join(f"{side:g}" for side in box) + ")"

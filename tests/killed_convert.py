@@ -1,0 +1,40 @@
+"""Conversion for test_data_tools.py to kill, again and again, at the moments it is given.
+
+usage: python killed_convert.py TSV OUT MOMENT …      (MOMENT: _take:7, _note:2 or replace:5, the call at which to die)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from itm_book.data import bottom_up
+
+
+def die_at(owner: object, name: str, call: int) -> None:
+    """Kill this process, without warning, when ``owner.name`` is called for the given time."""
+    original, left = getattr(owner, name), [call]
+
+    def mortal(*arguments, **settings):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **settings)
+
+    setattr(owner, name, mortal)
+
+
+def main(tsv: Path, out: Path, moments: list[str]) -> None:
+    for moment in moments:
+        if not (child := os.fork()):
+            name, call = moment.split(":")
+            die_at(os if name == "replace" else bottom_up._Conversion, name, int(call))
+            bottom_up.convert([tsv], out, "dev", note_seconds=0)  # a note after every picture
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (out / "dev_ims.npy").exists(), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
