@@ -3,7 +3,9 @@
 Every run has the same recipe, epochs, dev pictures and test pictures; its vocabulary comes from its own captions. Made
 for Flickr8k with grid features of EfficientNet-Lite0, reduced to 128 numbers a cell; any dataset folder does.
 
-    python benchmarks/photo_data_size.py --data DIR     (an hour of one core; writes results/photo_data_size.json)
+    python benchmarks/photo_data_size.py --data DIR --work DIR
+
+(half an hour of one core that does nothing else; interrupted, it goes on; writes results/photo_data_size.json)
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def write_split(split: PrecompSplit, folder: Path, images: int) -> list[str]:
 def run(data: Path, pictures: int, root: Path) -> dict[str, float]:
     """Train on so many pictures; returns the metrics of the receipt, and the minutes of training."""
     folder = root / f"first{pictures}"
-    folder.mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
     captions = write_split(open_split(data, "train"), folder, pictures)
     captions += write_split(open_split(data, "dev"), folder, DEV)
     write_split(test := open_split(data, "test"), folder, test.n_images)
@@ -60,15 +61,14 @@ def run(data: Path, pictures: int, root: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True, help="where parts of the data and runs are kept")
     parser.add_argument("--pictures", type=int, nargs="+", default=[100, 500, 2000, 6000])
     parser.add_argument("--out", type=Path, default=RESULTS / "photo_data_size.json")
     args = parser.parse_args()
     found = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        for pictures in args.pictures:
-            (root := Path(temporary) / str(pictures)).mkdir()
-            found[str(pictures)] = run(args.data.resolve(), pictures, root)
-            print(pictures, found[str(pictures)], flush=True)
+    for pictures in args.pictures:
+        found[str(pictures)] = run(args.data.resolve(), pictures, args.work.resolve() / str(pictures))
+        print(pictures, found[str(pictures)], flush=True)
     test = open_split(args.data, "test")
     what = {
         "recipe": RECIPE,
