@@ -88,12 +88,11 @@ def _cells(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _has_tabs(path: Path, first: str) -> bool:
-    """Which of the two characters stands between name and caption: the file's ending says it, or its first line."""
-    wanted = path.suffix.lower()
+    """Which of the two characters stands between name and caption: the first line says it, or the file's ending."""
     comma, tab = "," in first, "\t" in first
-    if (tab and wanted != ".csv") or TOKEN.match(first):
+    if TOKEN.match(first) or (tab and not (comma and path.suffix.lower() == ".csv")):
         return True
-    if comma and wanted != ".tsv":
+    if comma:
         return False
     hint = "Write one line a caption: photo.jpg,Two dogs on a beach."
     raise problem(f"{path}, line 1", f"{first[:40]!r}", "a file name, a comma or a tab, and a caption", hint)

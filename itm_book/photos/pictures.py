@@ -69,6 +69,9 @@ def read_picture(path: Path, side: int, squash: bool = False) -> Picture:
         raise UnreadableError("no picture inside: its content is in none of the formats that are read") from None
     except Image.DecompressionBombError:
         raise UnreadableError("more pixels than can be decoded safely") from None
+    except OSError as error:  # from the system if it has a number, from a decoder if not
+        why = f"damaged ({_first_line(error)})" if error.errno is None else f"cannot be read ({error.strerror})"
+        raise UnreadableError(why) from None
     except Exception as error:  # decoders fail in many ways on damaged bytes; each concerns this one picture only
         raise UnreadableError(f"damaged ({_first_line(error)})") from None
 

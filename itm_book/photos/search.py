@@ -165,9 +165,9 @@ def _common(vocabulary: Vocabulary, count: int = 5) -> list[str]:
 
 def find_pictures(opened: Opened, query: str, top: int) -> Found:
     """The pictures of the split that fit a sentence best."""
+    texts = opened.texts([query])  # first: a vocabulary that is not the model's has no say about words
     notes = check_query(opened, query)
     asked = replace(opened.split, captions=[query], owner=np.zeros(1, dtype=np.int64))
-    texts = opened.texts([query])
     scores = score_split(opened.model, asked, texts).t2i[:, 0].numpy()
     return _best(scores, top, texts, notes)
 
