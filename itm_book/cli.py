@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from itm_book.data.cli import app as data
+from itm_book.photos.cli import app as photos
 from itm_utils.errors import ItmError
 
 app = typer.Typer()
@@ -17,6 +18,7 @@ book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
 app.add_typer(notebooks, name="notebooks")
 app.add_typer(book, name="book")
 app.add_typer(data, name="data")
+app.add_typer(photos)
 
 
 def project_root() -> Path:
