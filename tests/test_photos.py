@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from conftest import exported, small
 from killed_photos import Tiny
 from PIL import Image
 from typer.testing import CliRunner, Result
@@ -37,6 +38,7 @@ from itm_utils.bert import bert_captions
 from itm_utils.checkpoints import save_model
 from itm_utils.cli import Group
 from itm_utils.errors import ItmError
+from itm_utils.matcher import Matcher
 from itm_utils.models.scan import SCAN
 from itm_utils.models.vsepp import MeanPool
 from itm_utils.precomp import PrecompSplit, open_split
@@ -584,6 +586,22 @@ def test_a_model_without_attention_shows_matches_only(
     assert look_of(opened, 0, found.texts, 0, "a red cube") is None
     call = ("search", "a red cube", "--data", toy_root, "--model", tmp_path, "--out", tmp_path / "sheet.png")
     assert "MeanPool has no word that looks at regions" in itm(*call).stdout
+
+
+def test_every_matcher_says_where_its_words_look_or_has_none(any_pairs: PairDataset) -> None:
+    torch.manual_seed(0)
+    split, texts = any_pairs.split, any_pairs.texts
+    sentence, looking = split.captions[17], set()
+    for matcher in exported(Matcher):
+        if "PUBLIC_NAMES" not in vars(matcher) and matcher.__name__ != "MeanPool":  # a part of models, not a model
+            continue
+        model = small(matcher, 1 + int(texts.ids.max()), split.feature_dim)
+        opened = searching.Opened(model, split, Path("best.safetensors"), {}, split.root)
+        if (look := look_of(opened, 3, texts, 17, sentence)) is not None:
+            looking.add(matcher.__name__)
+            assert " ".join(look.words) == sentence.removesuffix(".")
+            assert look.weights.shape == (len(look.words), 6) and np.allclose(look.weights.sum(axis=1), 1, atol=1e-5)
+    assert {"SCAN", "BFAN", "PFAN", "SGRAF", "MMCA", "DCPA"} <= looking and "MeanPool" not in looking
 
 
 def test_words_of_the_vocabulary_of_another_folder(folder: Path, run: Path, toy_root: Path, tmp_path: Path) -> None:
