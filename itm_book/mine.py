@@ -74,16 +74,24 @@ def states_of(split: PrecompSplit, fingerprint: str, path: Path) -> BertCaptions
     """Token states: those that training kept in the cache, or computed again with the settings in the run's receipt."""
     if is_whole(cache_root() / fingerprint):
         return BertCaptions(cache_root() / fingerprint)
-    receipts = [receipt for folder in path.parents[:2] for receipt in sorted(folder.glob("[0-9]*/**/*.json"))]
-    settings = [json.loads(receipt.read_text(encoding="utf-8"))["parameters"] for receipt in receipts]
-    if not any("text_encoder" in given for given in settings):
+    if (settings := settings_in_receipt(path)) is None:
         expected = f"the captions that {path.name} was trained on ({fingerprint}), or the receipt of its run"
         raise problem(cache_root(), "no such token states", expected, "Give the folder in which the run ended.")
-    captions = token_states(next(given for given in settings if "text_encoder" in given))(split)
+    captions = token_states(settings)(split)
     if captions.fingerprint != fingerprint:
         expected = f"{fingerprint}, as {path.name} was trained on"
         raise problem(split.root, f"token states {captions.fingerprint}", expected, "Is it the same text encoder?")
     return captions
+
+
+def settings_in_receipt(path: Path) -> dict[str, Any] | None:
+    """The parameters of the run that a checkpoint belongs to, if a receipt there names a text encoder."""
+    for folder in path.parents[:2]:
+        for receipt in sorted(folder.glob("[0-9]*/**/*.json")):
+            given = json.loads(receipt.read_text(encoding="utf-8")).get("parameters", {})
+            if "text_encoder" in given:
+                return given
+    return None
 
 
 def captions_of(split: PrecompSplit, fingerprint: str, path: Path) -> Captions:

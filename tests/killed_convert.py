@@ -6,24 +6,12 @@ usage: python killed_convert.py TSV OUT MOMENT …      (MOMENT: _take:7, _note:
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 
+from killing import die_at
+
 from itm_book.data import bottom_up
-
-
-def die_at(owner: object, name: str, call: int) -> None:
-    """Kill this process, without warning, when ``owner.name`` is called for the given time."""
-    original, left = getattr(owner, name), [call]
-
-    def mortal(*arguments, **settings):
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments, **settings)
-
-    setattr(owner, name, mortal)
 
 
 def main(tsv: Path, out: Path, moments: list[str]) -> None:

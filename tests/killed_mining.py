@@ -7,11 +7,11 @@ the call at which to die)
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 
 import torch
+from killing import die_at
 
 from itm_utils import files, mining, offline, scoring
 from itm_utils.batches import WordCaptions
@@ -58,19 +58,6 @@ class Counting(Matcher):
 def open_toy(data: Path, kind: str = "product") -> tuple:
     split, vocabulary = open_split(data, "train"), Vocabulary.of_folder(data)
     return Counting(len(vocabulary), split.feature_dim, kind), split, WordCaptions(split, vocabulary)
-
-
-def die_at(owner: object, name: str, call: int) -> None:
-    """Kill this process, without warning, when ``owner.name`` is called for the given time."""
-    original, left = getattr(owner, name), [call]
-
-    def mortal(*arguments, **settings):
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments, **settings)
-
-    setattr(owner, name, mortal)
 
 
 def main(data: Path, folder: Path, moments: list[str]) -> None:

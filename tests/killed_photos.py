@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from killed_mining import die_at
+from killing import die_at
 
 from itm_book.photos import extract
 from itm_book.photos.growing import GrowingArray

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from itm_book.mine import captions_of, find_checkpoint, load_matcher
+from itm_book.mine import captions_of, find_checkpoint, load_matcher, settings_in_receipt
 from itm_utils.batches import image_batch
 from itm_utils.bert import BertCaptions, bert_captions
 from itm_utils.chapter import dataset_folder, token_states
@@ -104,18 +103,10 @@ def states_of(said: PrecompSplit, fingerprint: str, path: Path) -> BertCaptions:
             expected = f"{facts['encoder']}, with which {path.name} was trained"
             raise problem(facts["name"], f"a text encoder {states.manifest['encoder']}", expected)
         return states
-    return token_states(settings_in_receipt(path))(said)
-
-
-def settings_in_receipt(path: Path) -> dict[str, Any]:
-    """The parameters of the run that a checkpoint belongs to."""
-    for folder in path.parents[:2]:
-        for receipt in sorted(folder.glob("[0-9]*/**/*.json")):
-            given = json.loads(receipt.read_text(encoding="utf-8")).get("parameters", {})
-            if "text_encoder" in given:
-                return given
-    hint = "Give the folder in which the run ended."
-    raise problem(path.parent, "no receipt that names a text encoder", "the folder of a finished run", hint)
+    if (given := settings_in_receipt(path)) is None:
+        hint = "Give the folder in which the run ended."
+        raise problem(path.parent, "no receipt that names a text encoder", "the folder of a finished run", hint)
+    return token_states(given)(said)
 
 
 @contextmanager
