@@ -137,15 +137,15 @@ def wrong_pairs(judgements: Judgements, owner: np.ndarray) -> dict[str, float | 
     return share(int((wrong & judgements.right).sum()), int(wrong.sum()))
 
 
-def audit(scores: Scores, owner: np.ndarray, judgements: Judgements) -> dict[str, dict]:
-    """Both directions, among the captions that somebody judged: see :func:`audit_ranking`.
+def audit(scores: Scores, owner: np.ndarray, judgements: Judgements, columns: np.ndarray) -> dict[str, dict]:
+    """Both directions, among some captions: see :func:`audit_ranking`.
 
-    Captions that nobody judged are no queries and no candidates: their errors could not be looked up.
+    columns: the captions that somebody judged. Others are no queries and no candidates: nobody could say of their
+    errors whether they are errors.
     """
     i2t, t2i = score_matrix(scores.i2t, "i2t"), score_matrix(scores.t2i, "t2i")
     if i2t.shape != judgements.judged.shape:
         raise problem("scores", f"shape {i2t.shape}", f"{judgements.judged.shape}, the split that was judged")
-    columns = np.flatnonzero(judgements.judged.any(axis=0))
     own = np.asarray(owner)[None, columns] == np.arange(len(i2t))[:, None]
     judged, right = judgements.judged[:, columns], judgements.right[:, columns]
     return {
@@ -220,15 +220,16 @@ def above_chance(scores: np.ndarray, right: np.ndarray) -> float:
 def audit_runs(split: PrecompSplit, folder: str | Path, runs: Mapping[str, Scores]) -> dict[str, dict]:
     """The whole audit. runs: name → scores of the split."""
     judgements = read_judgements(folder, split)
+    columns = np.flatnonzero(judgements["either"].judged.any(axis=0))
     pairs = {name: wrong_pairs(one, split.owner) for name, one in judgements.items()}
-    wrong_in_all = split.n_images * split.n_captions - split.n_captions
+    wrong = (split.n_images - 1) * len(columns)
     return {
-        "pairs": {"by_definition": pairs, "wrong": wrong_in_all, "agreement": agreement(judgements, split.owner)},
-        "judged_captions": int(judgements["either"].judged.any(axis=0).sum()),
+        "pairs": {"by_definition": pairs, "wrong": wrong, "agreement": agreement(judgements, split.owner)},
+        "judged_captions": len(columns),
         "runs": {
             label: {
                 "numbering": numbering(scores, split, judgements["crowd"]),
-                "audit": {name: audit(scores, split.owner, one) for name, one in judgements.items()},
+                "audit": {name: audit(scores, split.owner, one, columns) for name, one in judgements.items()},
             }
             for label, scores in runs.items()
         },

@@ -48,7 +48,8 @@ def of_pairs(found: Mapping[str, Any]) -> Iterator[str]:
     share = 100 * pairs["by_definition"]["either"]["of"] / pairs["wrong"]
     both = pairs["agreement"]
     yield (
-        f"There are {pairs['wrong']:,} wrong pairs in the test set, so {share:.1f} % of them were judged by anybody. "
+        f"The {found['judged_captions']:,} captions that anybody judged have {pairs['wrong']:,} wrong partners, of which "
+        f"{share:.1f} % were judged. "
         f"The two groups judged {sum(both.values()):,} in common: {both['both']:,} are right to both, {both['neither']:,} "
         f"to neither, {both['expert']:,} to the experts alone and {both['crowd']:,} to the crowd alone.\n"
     )
@@ -57,6 +58,10 @@ def of_pairs(found: Mapping[str, Any]) -> Iterator[str]:
 def of_errors(runs: Mapping[str, Any]) -> Iterator[str]:
     """What was blamed on each run: wrong results at the top, and how many of those that were judged are right."""
     yield "## Of the errors of a model\n"
+    yield (
+        "Results among the first one or five that were not written for the query, and of those that were judged, the "
+        "share that is right: to the crowd or the experts' majority (*either*), or to the crowd.\n"
+    )
     rows = []
     for label, run in runs.items():
         for way, words in WAYS.items():
@@ -71,6 +76,10 @@ def of_errors(runs: Mapping[str, Any]) -> Iterator[str]:
 def of_recalls(runs: Mapping[str, Any]) -> Iterator[str]:
     """R@1 by the split, and between which bounds it lies once judged-right results count."""
     yield "## Recall, corrected\n"
+    yield (
+        "*At least* counts a first result as right if it was judged right, *at most* also if nobody judged it; by either "
+        "group, or (*strict*) only where two experts gave the best grade.\n"
+    )
     rows = []
     for label, run in runs.items():
         for way, words in WAYS.items():
@@ -93,6 +102,7 @@ def of_recalls(runs: Mapping[str, Any]) -> Iterator[str]:
 def of_ranks(runs: Mapping[str, Any]) -> Iterator[str]:
     """The harder a wrong pair is for a model, the likelier it is right: the figure and its numbers."""
     yield "## The harder, the truer\n"
+    yield "All wrong pairs of a query, ordered by the model's score: the first is the one that a miner would take.\n"
     bands = {(label, way): run["audit"]["either"][way]["by_rank"] for label, run in runs.items() for way in WAYS}
     yield from drawing({label: bands[label, "t2i"] for label in runs})
     rows = [
@@ -127,7 +137,7 @@ def ranks(band: Mapping[str, Any]) -> str:
 
 def drawing(runs: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
     """Share of judged wrong pairs that are right, by rank, one line a model; an inline picture that fits both themes."""
-    left, top, width, height, right = 58, 12, 640, 250, 150
+    left, top, width, height, right = 58, 12, 640, 250, 10
     ends = [band["high"] for bands in runs.values() for band in bands if band["high"] is not None]
     most = 10 * (int(max(ends, default=10) / 10) + 1)
     names = [ranks(band) for band in next(iter(runs.values()))]
@@ -136,7 +146,7 @@ def drawing(runs: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
     alt = (f"Share of judged wrong pairs that people call right, by the rank the model gives them. For {next(iter(runs))} it is "
            f"{shares[0]:.0f} percent at rank one and {shares[-1]:.1f} percent at the lowest ranks.")  # fmt: skip
     yield "````{raw} html\n<figure>"
-    yield f'<svg viewBox="0 0 {width} {height + 48}" role="img" aria-label="{escape(alt)}" font-size="11">'
+    yield f'<svg viewBox="0 0 {width} {height + 48 + 16 * len(runs)}" role="img" aria-label="{escape(alt)}" font-size="11">'
     for tick in range(0, most + 1, 10):
         y = top + (height - top) * (1 - tick / most)
         yield f'<line x1="{left}" y1="{y:.1f}" x2="{width - right}" y2="{y:.1f}" stroke="currentColor" opacity="0.15"/>'
@@ -156,9 +166,9 @@ def drawing(runs: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="currentColor"/>'
             points.append(f"{x:.1f},{y:.1f}")
         yield f'<polyline points="{" ".join(points)}" fill="none" stroke="currentColor"{dash}/>'
-        y = top + 16 * number + 6
-        yield f'<line x1="{width - right + 8}" y1="{y}" x2="{width - right + 30}" y2="{y}" stroke="currentColor"{dash}/>'
-        yield f'<text x="{width - right + 36}" y="{y + 4}" fill="currentColor">{escape(label)}</text>'
+        y = height + 52 + 16 * number
+        yield f'<line x1="{left}" y1="{y}" x2="{left + 28}" y2="{y}" stroke="currentColor"{dash}/>'
+        yield f'<text x="{left + 36}" y="{y + 4}" fill="currentColor">{escape(label)}</text>'
     yield (f'<text x="{(left + width - right) / 2:.0f}" y="{height + 36}" text-anchor="middle" fill="currentColor">'
            "rank of the wrong picture, 1 is the hardest</text>")  # fmt: skip
     yield (f'<text x="14" y="{(top + height) / 2:.0f}" text-anchor="middle" fill="currentColor" '

@@ -74,10 +74,7 @@ def verdicts(ledger: Ledger) -> Iterator[str]:
     decided = {name: one for name, one in found.items() if one.verdict != "not run"}
     yield f"{len(decided)} of the {len(named)} claims whose rule speaks of Flickr8k are decided.\n"
     if decided:
-        rows = [
-            [name, one.verdict, ledger.verdict(name, "scenes").verdict, held(one)]
-            for name, one in decided.items()
-        ]
+        rows = [[name, one.verdict, ledger.verdict(name, "scenes").verdict, held(one)] for name, one in decided.items()]
         yield from table(["claim", "Flickr8k", "little world", "on Flickr8k"], rows)
 
 

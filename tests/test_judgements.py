@@ -141,7 +141,7 @@ def test_the_audit_agrees_with_loops(seed: int, k: int) -> None:
             for c in captions
         ],
     }
-    found = audit(scores, owner, said)
+    found = audit(scores, owner, said, np.array(captions))
     for way, queries in loops.items():
         errors, judged, right, split, least, most = map(sum, zip(*queries, strict=True))
         told, recall = found[way]["errors"][str(k)], found[way]["recall"][str(k)]
@@ -153,7 +153,7 @@ def test_the_audit_agrees_with_loops(seed: int, k: int) -> None:
 
 def test_the_hardest_wrong_pair_is_of_rank_one() -> None:
     scores, owner, said = random_case(0)
-    found = audit(scores, owner, said)
+    found = audit(scores, owner, said, np.arange(2, 5 * IMAGES, 5))
     for bands in (found["i2t"]["by_rank"], found["t2i"]["by_rank"]):
         assert bands[0]["first"] == bands[0]["last"] == 1 and bands[0]["pairs"] == IMAGES
         assert sum(band["pairs"] for band in bands) == IMAGES * (IMAGES - 1)
@@ -164,7 +164,7 @@ def test_the_hardest_wrong_pair_is_of_rank_one() -> None:
 def test_scores_of_another_split_are_refused() -> None:
     scores, owner, said = random_case(0)
     with pytest.raises(ItmError, match=r"shape \(11, 60\), expected \(12, 60\)"):
-        audit(Scores.same(scores.i2t[:11]), owner, said)
+        audit(Scores.same(scores.i2t[:11]), owner, said, np.arange(5))
 
 
 def test_the_true_caption_number_tells_best(split: PrecompSplit) -> None:
