@@ -111,9 +111,9 @@ def test_recipes_run_to_a_receipt_and_a_row(chapter: str, finished: Callable, sm
 @pytest.mark.parametrize(
     ("chapter", "paper", "row"),
     [
-        ("08_mmca", "MMCA", "| **MMCA** |"),
-        ("09_dcpa", "DCPA", "| **DCPA Full-Model BERT** |"),
-        ("10_aoq", "AOQ", "| **SCAN + AdapOffQuin (Eq. 5)** |"),
+        ("08_mmca", "MMCA", "| **MMCA**"),
+        ("09_dcpa", "DCPA", "| **DCPA Full-Model BERT**"),
+        ("10_aoq", "AOQ", "| **SCAN + AdapOffQuin (Eq. 5)**"),
         ("11_ccr_ccs", "CCR_CCS", "| SCAN CCR+CCS |"),
     ],
 )
