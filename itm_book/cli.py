@@ -57,8 +57,11 @@ def run_recipes(
     grid: Annotated[
         list[str] | None, typer.Option(help="name=a,b: every combination, on dev; seeds 100, 101, …")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only the plan: arithmetic, memory, hours.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only the plan: arithmetic, memory, disk, hours.")] = False,
     gpu: Annotated[str, typer.Option(help="The GPU that a plan is for.")] = "RTX 3090",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="With --dry-run: hours on this machine, from a few timed steps.")
+    ] = False,
     show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
     jobs: Annotated[int, typer.Option(help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
     results: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("results"),
@@ -70,7 +73,8 @@ def run_recipes(
     root = project_root()
     planned = planner.plan(root, recipes or [], table, seeds, parameter or [], search or [], grid or [])
     if show or dry_run:
-        for line in (runner.shown(job) for job in planned) if show else planner.described(planned, gpu, root / results):
+        plan = planner.described(planned, gpu, root / results, measure)
+        for line in map(runner.shown, planned) if show else plan:
             typer.echo(line)
         return
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)

@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from itm_book.judgements_page import judgements_fragment
+from itm_book.photographs_page import photographs_fragment
 from itm_book.uncertainty_page import uncertainty_fragment
 from itm_utils.errors import problem
 from itm_utils.ledger import TABLES, WORDS, Ledger, Verdict
@@ -49,21 +51,26 @@ MODELS = (
 SEEDS = (5, 6, 7)  # that every one of them was trained with
 COLUMNS = (*RECALLS, "rsum_computed", "att_precision", "att_recall", "att_f1", "seconds_per_batch")
 HELD = {"holds": "✓", "fails": "✗", "open": "?"}
+OTHERS = ("claims", "foundations", "lab", "uncertainty", "photographs", "judgements")  # pages that are no paper's
 
 
 def page(ledger: Ledger, name: str) -> str:
     """The text of one page, without headings or beginning with one (Sphinx would put what stands before to the end).
 
-    name: ``claims``, ``foundations``, ``lab``, ``uncertainty`` or a paper of results.yaml."""
+    name: one of ``OTHERS`` or a paper of results.yaml."""
     if name in ("claims", "foundations"):
         return "\n".join(claims_page(ledger, ledger.claims if name == "claims" else ledger.foundations))
     if name == "lab":
         return "\n".join(lab_page(ledger))
     if name == "uncertainty":
         return uncertainty_fragment(ledger)
+    if name == "judgements":
+        return judgements_fragment(ledger.root)
+    if name == "photographs":
+        return photographs_fragment(ledger)
     if name in ledger.results:
         return "\n".join(results_page(ledger, name))
-    raise problem("ledger-page", name, f"claims, foundations, lab, uncertainty, {', '.join(ledger.results)}")
+    raise problem("ledger-page", name, ", ".join([*OTHERS, *ledger.results]))
 
 
 @lru_cache(maxsize=1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterator
+import statistics
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -18,25 +21,32 @@ from torch.utils.flop_counter import FlopCounterMode
 from itm_book.recipes import find_recipe, read_overrides, read_recipe, read_seeds, read_value, recipes_of_table
 from itm_book.run import Job, grid_jobs, make_jobs, search_jobs
 from itm_utils.errors import ItmError, problem
-from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, TextBatch, Texts
+from itm_utils.matcher import ImageBatch, Matcher, Offline, PairBatch, TextBatch
+from itm_utils.models.ccr_ccs import Constrained
 from itm_utils.models.mmca import PickedTriplet
-from itm_utils.models.vsepp import hinge_loss
+from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.precomp import open_split
 from itm_utils.receipts import read_receipt
 from itm_utils.text import Vocabulary
+from itm_utils.training import KEPT, Objective, compiled_scores
 
 # Peak single-precision arithmetic in 10^12 operations a second, and memory in GiB, as the makers state them.
 GPUS = {"RTX 3090": (35.6, 24), "RTX 4090": (82.6, 24), "V100": (15.7, 16), "A100": (19.5, 40), "H100": (67.0, 80)}
-USED = 0.25  # part of the peak that such models reach; a guess, and the plan says so
+USED = 0.25  # part of the peak that such models reach; a guess, and the plan says so: --measure replaces it
 WORDS = 14  # of an average caption with its start and end symbol, where the data is not there to count
 REGIONS = 36
+BERT_TOKEN = 12 * 24 * 768**2  # operations of BERT base for a token: 12 layers of 12 d^2 weights, two for each
+TIMED = 5  # training steps of which --measure takes the median, after two to warm up
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Numbers of a dataset that decide the cost of a run."""
 
+    images: int
     captions: int
+    dev_images: int
+    dev_captions: int
     test_images: int
     test_captions: int
     regions: int
@@ -45,10 +55,11 @@ class Sizes:
     assumed: bool = False
 
 
-# As distributed with SCAN; used where the data itself is not there.
+# As distributed with SCAN, and for Flickr8k as book/datasets.md describes it; used where the data itself is not there.
 PUBLISHED = {
-    "f30k": Sizes(145_000, 1_000, 5_000, REGIONS, 2048, 8_481, assumed=True),
-    "coco": Sizes(566_435, 5_000, 25_000, REGIONS, 2048, 11_353, assumed=True),
+    "flickr8k": Sizes(6_000, 30_000, 1_000, 5_000, 1_000, 5_000, REGIONS, 128, 3_178, assumed=True),
+    "f30k": Sizes(29_000, 145_000, 1_014, 5_070, 1_000, 5_000, REGIONS, 2048, 8_481, assumed=True),
+    "coco": Sizes(113_287, 566_435, 5_000, 25_000, 5_000, 25_000, REGIONS, 2048, 11_353, assumed=True),
 }
 
 
@@ -94,8 +105,11 @@ def read_choices(recipe: Any, search: list[str], option: str = "--search") -> di
     return choices
 
 
-def described(jobs: list[Job], gpu: str, results: Path) -> Iterator[str]:
-    """The plan in lines: for a GPU from counted arithmetic, for the little world from earlier receipts."""
+def described(jobs: list[Job], gpu: str, results: Path, measure: bool = False) -> Iterator[str]:
+    """The plan in lines: for photographs from counted arithmetic, for the little world from earlier receipts.
+
+    measure: time a few training steps of each on this machine, rather than assume how fast the GPU is.
+    """
     if gpu not in GPUS:
         raise problem("--gpu", repr(gpu), f"one of {', '.join(GPUS)}")
     seconds, costs = 0.0, {}  # seeds of a recipe cost the same: counted once
@@ -107,7 +121,7 @@ def described(jobs: list[Job], gpu: str, results: Path) -> Iterator[str]:
         else:
             settings = json.dumps({k: v for k, v in job.parameters.items() if k not in ("seed", "run_dir")})
             if settings not in costs:
-                costs[settings] = cost(job, gpu)
+                costs[settings] = cost(job, gpu, measure)
             yield f"{job.label}: {costs[settings]}"
     if seconds:
         yield f"in all about {seconds / 60:.0f} min of training, by the receipts of earlier runs; two side by side halve it"
@@ -123,56 +137,74 @@ def seconds_of(job: Job, results: Path) -> float | None:
     return None
 
 
-def cost(job: Job, gpu: str) -> str:
-    """Arithmetic, memory and hours of a run."""
-    sizes = sizes_of(job.data)
-    peak, memory = GPUS[gpu]
-    steps, total, held = 0, count_pairs(job, sizes) * sizes.test_images * sizes.test_captions, 0.0
-    for training in trainings(job, sizes):
-        operations, needed = count_step(training, sizes, tokens_of(job))
-        count = training.epochs * (sizes.captions // training.batch_size)
-        steps, total, held = steps + count, total + count * operations, max(held, needed)
-    hours = total / (peak * 1e12 * USED) / 3600
-    took = f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
-    fits = "" if held < memory * 2**30 else f", more than the {memory} GiB of it"
+def cost(job: Job, gpu: str, measure: bool = False) -> str:
+    """Arithmetic, memory, disk and hours of a run."""
+    sizes, (peak, memory) = sizes_of(job), GPUS[gpu]
+    parts = [counted(training, sizes, tokens_of(job)) for training in trainings(job, sizes)]
+    speeds = [peak * 1e12 * USED] * len(parts)
+    if measure:
+        speeds = [measured(job, number, sizes, part.step) for number, part in enumerate(parts)]
+    states = states_operations(job, sizes)
+    total, held = states + sum(part.total for part in parts), max(part.held for part in parts)
+    seconds = states / max(speeds) + sum(part.total / speed for part, speed in zip(parts, speeds, strict=True))
+    said = f"{sum(part.steps for part in parts):,} steps, {total:.1e} operations in matrix products, "
+    fits = "" if measure or held < memory * 2**30 else f", more than the {memory} GiB of it"
+    said += f"about {held / 2**30:.1f} GiB{fits}, at most {disk(job, sizes, parts) / 1e9:.1f} GB on disk, "
     source = "sizes as published" if sizes.assumed else "sizes of the data"
+    if measure:
+        reached = " and ".join(f"{speed / 1e12:.2g}" for speed in speeds)
+        said += f"about {duration(seconds)} on {device_name()}: timed steps reach {reached} · 10^12 operations a second"
+        return f"{said} ({source})"
     return (
-        f"{steps:,} steps, {total:.1e} operations in matrix products, about {held / 2**30:.1f} GiB{fits}, "
-        f"at least {took} on one {gpu} if they reach {USED:.0%} of its peak ({source}; reading data, validation "
-        "and small operations come on top; an estimate, not a measurement)"
+        f"{said}at least {duration(seconds)} on one {gpu} if they reach {USED:.0%} of its peak ({source}; reading data "
+        "and small operations come on top; the share of the peak is a guess, --measure times steps instead)"
     )
 
 
-def sizes_of(folder: Path) -> Sizes:
+def duration(seconds: float) -> str:
+    """In hours, or in minutes if it is less than one."""
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, round(seconds / 60))} min"
+
+
+def sizes_of(job: Job) -> Sizes:
     """From the data if it is there, else from what is published about a dataset of that name."""
+    folder, part = job.data, job.parameters.get("train_part", 1.0)
     if folder.is_dir():
-        train, test = open_split(folder, "train"), open_split(folder, "test")
+        train, dev, test = (open_split(folder, name) for name in ("train", "dev", job.parameters["evaluate_on"]))
+        numbers = [number for split in (train, dev, test) for number in (split.n_images, split.n_captions)]
         regions = train.features.shape[1] if len(train.features.shape) == 3 else 1
-        words = len(Vocabulary.of_folder(folder))
-        return Sizes(train.n_captions, test.n_images, test.n_captions, regions, train.feature_dim, words)
-    name = next((name for name in PUBLISHED if re.search(name, folder.name)), None)
-    if name is None:
-        raise problem(folder, "no such folder", f"data, or a name with {' or '.join(PUBLISHED)} in it for an estimate")
-    return PUBLISHED[name]
+        sizes = Sizes(*numbers, regions, train.feature_dim, len(Vocabulary.of_folder(folder)))
+    else:
+        name = next((name for name in PUBLISHED if re.search(name, folder.name)), None)
+        if name is None:
+            names = " or ".join(PUBLISHED)
+            raise problem(folder, "no such folder", f"data, or a name with {names} in it for an estimate")
+        sizes = PUBLISHED[name]
+    return replace(sizes, images=round(part * sizes.images), captions=round(part * sizes.captions))
 
 
-def empty_batch(pairs: int, sizes: Sizes, token_dim: int) -> PairBatch:
-    """A batch without numbers: only shapes are needed to count. token_dim: width of cached token states; 0 for words."""
-    with torch.device("meta"):
+def make_batch(pairs: int, sizes: Sizes, token_dim: int, device: str = "meta") -> PairBatch:
+    """Pairs with offline ones beside them. To count only shapes are needed: "meta" has no numbers.
+
+    token_dim: width of cached token states; 0 for words.
+    """
+    with torch.device(device):
         ids = torch.arange(pairs)
         images = ImageBatch(
-            regions=torch.empty(pairs, sizes.regions, sizes.image_dim),
+            regions=torch.rand(pairs, sizes.regions, sizes.image_dim),
             mask=torch.ones(pairs, sizes.regions, dtype=torch.bool),
-            boxes=torch.empty(pairs, sizes.regions, 4),
+            boxes=torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(pairs, sizes.regions, 4),
             sizes=torch.ones(pairs, 2),
             ids=ids,
         )
-        texts = TextBatch(lengths=torch.full((pairs,), WORDS), ids=ids)
-        if token_dim:
-            texts = replace(texts, features=torch.empty(pairs, WORDS, token_dim))
-        else:
-            texts = replace(texts, words=torch.ones(pairs, WORDS, dtype=torch.long))
-    return PairBatch(images=images, texts=texts)
+        texts = TextBatch(
+            lengths=torch.full((pairs,), WORDS),
+            ids=ids,
+            words=None if token_dim else torch.ones(pairs, WORDS, dtype=torch.long),
+            features=torch.rand(pairs, WORDS, token_dim) if token_dim else None,
+        )
+    batch = PairBatch(images=images, texts=texts)
+    return replace(batch, offline=Offline(batch, batch))
 
 
 def module_of(job: Job) -> ModuleType:
@@ -180,31 +212,42 @@ def module_of(job: Job) -> ModuleType:
     return importlib.import_module("itm_utils.models." + job.recipe.chapter.partition("_")[2])
 
 
-def empty_model(job: Job, sizes: Sizes) -> Matcher:
-    with torch.device("meta"):
-        return module_of(job).build(job.parameters, sizes.vocabulary, sizes.image_dim)
-
-
 class Training(NamedTuple):
-    """One training of a run. picked: all pairs are scored without gradients, and few with."""
+    """One training of a run. judged: what is validated while it lasts. mines: whether lists are made with it after."""
 
-    model: Matcher
+    matcher: Matcher
+    objective: Objective
     epochs: int
     batch_size: int
-    picked: bool
+    judged: Matcher
+    mines: bool = False
 
 
-def trainings(job: Job, sizes: Sizes) -> list[Training]:
+def trainings(job: Job, sizes: Sizes, device: str = "meta") -> list[Training]:
     """What a run trains, one after the other: its model, or what the chapter's ``stages_of`` names."""
-    module, model, given = module_of(job), empty_model(job, sizes), job.parameters
-    if not hasattr(module, "stages_of"):
-        return [Training(model, given["epochs"], given["batch_size"], getattr(module, "PICKS_FIRST", False))]
-    with torch.device("meta"):  # a stage may build a model of its own
-        stages = module.stages_of(given, model)
+    module, given = module_of(job), job.parameters
+    with torch.device(device):  # a stage may build a model of its own
+        model = module.build(given, sizes.vocabulary, sizes.image_dim)
+        stages = module.stages_of(given, model) if hasattr(module, "stages_of") else []
+    if not stages:
+        return [Training(model, objective_of(job), given["epochs"], given["batch_size"], model)]
     return [
-        Training(stage.matcher, stage.epochs, stage.batch_size, isinstance(stage.objective, PickedTriplet))
+        Training(
+            stage.matcher, stage.objective, stage.epochs, stage.batch_size,
+            judged=model if stage is stages[-1] and len(stages) > 1 else stage.matcher,
+            mines=stage.name == "miner",
+        )
         for stage in stages
-    ]
+    ]  # fmt: skip
+
+
+def objective_of(job: Job) -> Objective:
+    """What a chapter with one training trains for."""
+    given = job.parameters
+    if getattr(module_of(job), "PICKS_FIRST", False):
+        return PickedTriplet(negatives=given["negatives"], budget=given["budget_mb"] * 2**20)
+    weights = {name: given.get(name, 0) for name in ("ccr_weight", "ccs_weight")}
+    return Constrained(HingeTriplet(), **weights) if any(weights.values()) else HingeTriplet()
 
 
 def tokens_of(job: Job) -> int:
@@ -212,38 +255,133 @@ def tokens_of(job: Job) -> int:
     return 0 if job.parameters.get("reader") == "gru" else job.parameters.get("token_dim", 0)
 
 
-def learned_scores(model: Matcher, images: Images, texts: Texts, picked: bool) -> Tensor:
-    """What a step asks of a model: all pairs with gradients; or all without, and three a caption with."""
-    if not picked:
-        return hinge_loss(model.score(images, texts), 0.2, True)
-    with torch.no_grad():
-        model.score(images, texts)
-    chosen = torch.arange(len(texts), device="meta").repeat(3)
-    return model.score_pairs(images[chosen], texts[chosen]).i2t.sum()
+class Rates(NamedTuple):
+    """Operations of encoding one image and one caption and of scoring one pair, and whether a pair has two scores."""
+
+    image: float
+    caption: float
+    pair: float
+    decoupled: bool
+
+    def every_pair(self, images: int, captions: int) -> float:
+        """Of so many images and captions, each encoded once."""
+        return self.image * images + self.caption * captions + self.pair * images * captions
 
 
-def count_step(training: Training, sizes: Sizes, tokens: int) -> tuple[float, float]:
-    """Operations of one training step, and the bytes it holds: weights, Adam's two averages, what backward needs."""
-    model, held = training.model, {}
+class Counted(NamedTuple):
+    """One training in numbers. step: operations of a step. total: of all it asks for. held, weights: bytes."""
+
+    training: Training
+    rates: Rates
+    steps: int
+    step: float
+    total: float
+    held: float
+    weights: int
+
+
+def counted(training: Training, sizes: Sizes, tokens: int) -> Counted:
+    """Steps, a look at dev after each epoch, mining over the training set, and the scores of the test set."""
+    step, held, weights = count_step(training, sizes, tokens)
+    rates, steps = (
+        count_rates(training.judged, sizes, tokens),
+        training.epochs * (sizes.captions // training.batch_size),
+    )
+    looks = training.epochs * rates.every_pair(sizes.dev_images, sizes.dev_captions)
+    total = steps * step + looks + rates.every_pair(sizes.test_images, sizes.test_captions)
+    if training.mines:
+        total += rates.every_pair(sizes.images, sizes.captions)
+    return Counted(training, rates, steps, step, total, held, weights)
+
+
+def count_step(training: Training, sizes: Sizes, tokens: int) -> tuple[float, float, int]:
+    """Operations of one training step, the bytes it holds, and those of the weights.
+
+    Held are weights, their gradients, Adam's two averages, what backward needs, and the block in which pairs are picked.
+    """
+    kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        held[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
-    batch = empty_batch(training.batch_size, sizes, tokens)
-    with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
-        loss = learned_scores(model, images, texts, training.picked)
-        (loss + sum(model.extra_losses(images, texts, batch).values())).backward()
-    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    return counter.get_total_flops(), 4 * weights + sum(held.values())
+    batch = make_batch(training.batch_size, sizes, tokens)
+    # Objectives log numbers; a tensor of shapes alone has none to give.
+    unread = patch.multiple(Tensor, __float__=lambda _: 0.0, tolist=lambda tensor: [0.0] * len(tensor))
+    with unread, FlopCounterMode(display=False) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            loss, _ = training.objective(training.matcher.train(), batch)
+        loss.backward()
+    weights = sum(weight.numel() * weight.element_size() for weight in training.matcher.parameters())
+    block = getattr(training.objective, "budget", 0)
+    return counter.get_total_flops(), 4 * weights + sum(kept.values()) + block, weights
 
 
-def count_pairs(job: Job, sizes: Sizes, block: int = 32) -> float:
-    """Operations of scoring one image with one caption."""
-    model, batch = empty_model(job, sizes).eval(), empty_batch(block, sizes, tokens_of(job))
-    with torch.no_grad():
-        images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
+def count_rates(model: Matcher, sizes: Sizes, tokens: int, block: int = 32) -> Rates:
+    """What a model multiplies while it is judged, from a block of images and captions."""
+    batch, counts = make_batch(block, sizes, tokens), []
+
+    def count(call: Callable[..., Any], *given: Any) -> Any:
         with FlopCounterMode(display=False) as counter:
-            model.score(images, texts)
-    return counter.get_total_flops() / block**2
+            result = call(*given)
+        counts.append(counter.get_total_flops())
+        return result
+
+    with torch.no_grad():
+        model.eval()
+        images, texts = count(model.encode_images, batch.images), count(model.encode_texts, batch.texts)
+        scores = count(model.score, images, texts)
+    return Rates(counts[0] / block, counts[1] / block, counts[2] / block**2, scores.decoupled)
+
+
+def states_operations(job: Job, sizes: Sizes) -> float:
+    """Operations of the frozen text encoder, BERT base by assumption: each caption once, then they are cached."""
+    return BERT_TOKEN * WORDS * all_captions(sizes) if tokens_of(job) else 0.0
+
+
+def all_captions(sizes: Sizes) -> int:
+    return sizes.captions + sizes.dev_captions + sizes.test_captions
+
+
+def disk(job: Job, sizes: Sizes, parts: list[Counted]) -> float:
+    """Bytes that a run leaves behind at most, besides the data: checkpoints, scores, mined lists, cached token states.
+
+    A checkpoint is weights, Adam's two averages and the best weights so far; beside them lie the best alone. A stage
+    that runs share is counted for each.
+    """
+    checkpoints = sum(part.weights for part in parts) * (4 * KEPT + 1)
+    scores = 4 * (1 + parts[-1].rates.decoupled) * sizes.test_images * sizes.test_captions
+    states = 2 * tokens_of(job) * WORDS * all_captions(sizes)
+    entries = 0
+    if any(part.training.mines for part in parts):
+        mined = job.parameters["captions_mined"]
+        entries = mined * sizes.images + mined // 5 * sizes.captions
+    return checkpoints + scores + states + (4 + 8) * entries  # whole numbers of the lists, keys of the note until then
+
+
+def device_here() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "the processor of this machine"
+
+
+def measured(job: Job, number: int, sizes: Sizes, operations: float) -> float:
+    """Operations a second that the steps of a run's training of this number reach here, with made-up numbers."""
+    device, given = device_here(), job.parameters
+    training = trainings(job, sizes, device)[number]
+    batch = make_batch(training.batch_size, sizes, tokens_of(job), device)
+    half = torch.autocast(device, torch.bfloat16, enabled=given["precision"] == "bf16")
+    optimizer, taken = torch.optim.Adam(training.matcher.train().parameters()), []
+    with compiled_scores(training.matcher, given.get("compiled", False)):
+        for _ in range(2 + TIMED):
+            began = time.perf_counter()
+            with half:
+                loss, _ = training.objective(training.matcher, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()  # a GPU is done only when it says so
+            taken.append(time.perf_counter() - began)
+    return operations / statistics.median(taken[2:])

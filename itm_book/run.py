@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -54,6 +54,17 @@ class Job:
     @property
     def folder(self) -> Path:
         return self.root / self.parameters["run_dir"]
+
+    @property
+    def folders(self) -> set[Path]:
+        """What it writes to or reads from: its own, and those it shares with other runs (``{seed}`` is in their names)."""
+        named = [value for value in self.parameters.values() if isinstance(value, str) and "{seed}" in value]
+        return {self.folder, *(self.root / value.format(seed=self.seed) for value in named)}
+
+    def must_wait_for(self, others: Iterable[Job]) -> bool:
+        """A stage that runs share is trained by one of them at a time, and a run that is built on comes first."""
+        theirs = {folder for other in others for folder in other.folders}
+        return any(a == b or a in b.parents or b in a.parents for a in self.folders for b in theirs)
 
     @property
     def data(self) -> Path:
@@ -186,8 +197,8 @@ def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
     try:
         done = 0
         while waiting or running:
-            while waiting and len(running) < at_a_time:
-                job = waiting.pop(0)
+            for job in next_jobs(waiting, running, at_a_time):
+                waiting.remove(job)
                 running[job] = start(job)
             time.sleep(0.5)
             bar.n = done + sum(job.steps_done() for job in running)
@@ -206,6 +217,17 @@ def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
     finally:
         bar.close()
     return failed
+
+
+def next_jobs(waiting: list[Job], running: Iterable[Job], at_a_time: int) -> list[Job]:
+    """Those that may start now, in their order; one that shares a folder with another before it waits."""
+    before, chosen = list(running), []
+    free = at_a_time - len(before)
+    for job in waiting:
+        if len(chosen) < free and not job.must_wait_for(before):
+            chosen.append(job)
+        before.append(job)
+    return chosen
 
 
 def start(job: Job) -> subprocess.Popen:

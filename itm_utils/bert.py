@@ -91,7 +91,7 @@ def _not_to_be_had(name: str | Path, local: bool, error: Exception) -> Exception
         name,
         f"neither a folder nor a model in the local cache, and the hub gave none ({reason})",
         "a BERT",
-        f"Offline, use {MINI!r} or the path of a folder that holds the model.",
+        f"Offline, use {MINI!r} or the path of a folder that holds the model; book/datasets.md says where to get one.",
     )
 
 

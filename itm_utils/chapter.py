@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import load_file, save_file
 
 from itm_utils.batches import PairDataset, WordCaptions
@@ -38,7 +39,7 @@ from itm_utils.training import TrainConfig, TrainResult
 
 TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
 # Not settings of the experiment: a receipt has its own place for them, or they change nothing in its numbers.
-ASIDE = ("arm", "seed", "dataset", "evaluate_on", "run_dir", "teach", "device", "num_workers")
+ASIDE = ("arm", "seed", "dataset", "evaluate_on", "run_dir", "teach", "device", "compiled", "num_workers")
 INJECTED = "# Parameters"  # how papermill marks its cell
 
 
@@ -156,6 +157,7 @@ class Chapter:
             decay_every=given["epochs"] if lab else given.get("decay_every", half_way),
             clip_norm=given.get("clip_norm", TrainConfig.clip_norm),
             validate_every=given.get("validate_every", TrainConfig.validate_every),
+            compiled=given.get("compiled", TrainConfig.compiled),
         )
 
     def open(self, texts: Callable[[PrecompSplit], Any] | None = None) -> ChapterData:
@@ -206,6 +208,8 @@ def token_states(parameters: Mapping[str, Any]) -> Callable[[PrecompSplit], Bert
     if (width := len(layers) * encoder.width) != parameters["token_dim"]:
         found, hint = f"{len(layers)} layer(s) of {encoder.width} numbers", f"Set token_dim to {width}."
         raise problem(encoder.name, found, f"token_dim = {parameters['token_dim']}", hint)
+    if parameters.get("device") in ("auto", "cuda") and torch.cuda.is_available():
+        encoder.model.cuda()  # a processor takes hours for the captions of COCO
     kept = {"max_tokens": parameters.get("max_tokens"), "padded": parameters.get("public_padding", False)}
     return lambda split: bert_captions(split, encoder, layers, **kept)
 

@@ -211,7 +211,7 @@ def open_split(root: str | Path, name: str) -> PrecompSplit:
     """Open one split, checking everything that can be checked without reading the features."""
     root = Path(root)
     if not root.is_dir():
-        raise problem(root, "no such folder", "a dataset in the precomputed format")
+        raise problem(root, "no such folder", "a dataset in the precomputed format", "See book/datasets.md.")
     features_path, captions_path = root / f"{name}_ims.npy", root / f"{name}_caps.txt"
     if not features_path.exists():
         there = sorted(path.name.removesuffix("_ims.npy") for path in root.glob("*_ims.npy"))

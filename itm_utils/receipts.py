@@ -213,6 +213,8 @@ def read_evidence(path: str | Path) -> Evidence:
 
 
 def _circumstances(seconds: float, device: str) -> dict[str, Any]:
+    if device == "auto":
+        device = str(torch.accelerator.current_accelerator() or "cpu")  # the accelerator library's choice
     return {
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 3),

@@ -39,6 +39,7 @@ class TrainConfig:
     seed: int = 0
     device: str = "auto"
     precision: str = "fp32"
+    compiled: bool = False  # scores through torch.compile; the first steps take minutes, and a C++ compiler is needed
     num_workers: int = 0
 
     def __post_init__(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ class _Run:
 
     def finish(self) -> TrainResult:
         """Go on from where the folder stands, to the end."""
-        with self._alone():
+        with self._alone(), compiled_scores(self.model, self.config.compiled):
             self._resume()
             self._train()
         if self.best:
@@ -239,9 +239,8 @@ class _Run:
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must share with this run. A run may move to another machine: device and workers may
         change, and so then may the last digits."""
-        settings = {
-            k: v for k, v in asdict(self.config).items() if k not in ("num_workers", "device", "checkpoint_every")
-        }
+        free = ("num_workers", "device", "compiled", "checkpoint_every")
+        settings = {k: v for k, v in asdict(self.config).items() if k not in free}
         settings["steps_per_epoch"] = self.steps_per_epoch
         return checkpoints.model_info(self.model, self.provenance) | {"settings": settings}
 
@@ -288,6 +287,22 @@ class _Run:
                 left_over.unlink()
             self.log = _cut_log(self.folder / "log.jsonl", self.step)
         self.accelerator.wait_for_everyone()
+
+
+@contextmanager
+def compiled_scores(model: Matcher, wanted: bool) -> Iterator[None]:
+    """A while in which all that is done pair by pair goes through ``torch.compile``, for any number of pairs and words.
+
+    Not for good: a copy of the model would call the compiled methods of the original.
+    """
+    names = ("score", "score_pairs") if wanted else ()
+    for name in names:
+        setattr(model, name, torch.compile(getattr(model, name), dynamic=True))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(model, name)
 
 
 def _described(objective: Objective) -> dict[str, Any]:

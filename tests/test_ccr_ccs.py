@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import TOKEN_DIM
 from torch import Tensor
-from toy_dataset import write_toy_dataset
+from toy_dataset import write_entities, write_toy_dataset
 
 from itm_book.golden import run_case
 from itm_book.run import ensemble_of
@@ -585,29 +585,11 @@ def test_an_ensemble_has_the_mean_look_of_its_members(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- photographs, with phrases of Flickr30K Entities
 
 
-def write_entities(folder: Path, data: Path) -> Path:
-    """Annotations of the toy test pictures under other names than their ids: the first thing named is region 0."""
-    captions = (data / "test_caps.txt").read_text(encoding="utf-8").splitlines()
-    boxes = np.load(data / "test_boxes.npy")[:, 0].astype(int) + 1  # files count pixels from 1
-    names = [f"photo_{number}" for number in range(len(boxes))]
-    for kind in ("Sentences", "Annotations"):
-        (folder / kind).mkdir(parents=True)
-    for number, (name, box) in enumerate(zip(names, boxes, strict=True)):
-        own = [caption.partition(" and ") for caption in captions[5 * number : 5 * number + 5]]
-        lines = [f"[/EN#1/other {first}]{joined}{rest}" for first, joined, rest in own]
-        (folder / "Sentences" / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
-        sides = zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
-        corners = "".join(f"<{side}>{place}</{side}>" for side, place in sides)
-        text = f"<a><size><width>96</width><height>96</height></size><object><name>1</name><bndbox>{corners}</bndbox></object></a>"
-        (folder / "Annotations" / f"{name}.xml").write_text(text, encoding="utf-8")
-    listed = folder / "names.txt"
-    listed.write_text("".join(f"{name}.jpg\n" for name in names), encoding="utf-8")
-    return listed
-
-
 def test_a_paper_scale_recipe_asks_for_names_and_boxes_before_it_trains(tmp_path: Path) -> None:
     data = write_toy_dataset(tmp_path / "f30k", {"train": 40, "dev": 10, "test": 20}, regions=36, width=32)
-    names = write_entities(tmp_path / "entities", data)
+    photos, names = [f"photo_{number}" for number in range(20)], tmp_path / "entities" / "names.txt"
+    write_entities(names.parent, data, photos)
+    names.write_text("".join(f"{photo}.jpg\n" for photo in photos), encoding="utf-8")
     small = {"width": 16, "word_dim": 8, "batch_size": 8, "device": "cpu", "num_workers": 0, "epochs": 1}
     small |= {"dataset": data, "run_dir": tmp_path / "run", "entities": names.parent, "arm": "SCAN baseline"}
 

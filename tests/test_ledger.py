@@ -15,7 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from itm_book.ledger_pages import arm_of, escape, page
+from itm_book.ledger_pages import OTHERS, arm_of, escape, page
 from itm_utils.cli import app
 from itm_utils.errors import ItmError
 from itm_utils.ledger import ROOT, TABLES, WORDS, Ledger, rule_digest
@@ -37,6 +37,8 @@ PAGES = (
     "results-dcpa",
     "results-aoq",
     "results-ccr-ccs",
+    "photographs",
+    "false-negatives",
 )
 
 
@@ -443,7 +445,7 @@ def test_all_models_are_compared_on_the_seeds_they_share(root: Path) -> None:
 
 def test_what_has_headings_begins_with_one(root: Path) -> None:
     """Sphinx puts a directive's text before its first heading to the end of the page."""
-    for name in ("claims", "foundations", "lab", "uncertainty", "MMCA", "DCPA", "AOQ", "CCR_CCS"):
+    for name in (*OTHERS, "MMCA", "DCPA", "AOQ", "CCR_CCS"):
         text = page(Ledger(root), name)
         assert text.startswith("## ") or not re.search(r"^#+ ", text, re.MULTILINE), name
 

@@ -53,3 +53,19 @@ def _caption(rng: np.random.Generator, objects: np.ndarray) -> str:
     shown = rng.permutation(len(objects))[: rng.integers(2, len(objects) + 1)]
     names = [f"a {COLOURS[c]} {SHAPES[s]}" if rng.random() < 0.9 else f"a {SHAPES[s]}" for c, s in objects[shown]]
     return " and ".join(names) + "."
+
+
+def write_entities(folder: Path, data: Path, names: list[str]) -> None:
+    """Flickr30K Entities of the toy test pictures, under the given names: the first thing a caption names is region 0."""
+    captions = (data / "test_caps.txt").read_text(encoding="utf-8").splitlines()
+    boxes = np.load(data / "test_boxes.npy")[:, 0].astype(int) + 1  # files count pixels from 1
+    for kind in ("Sentences", "Annotations"):
+        (folder / kind).mkdir(parents=True)
+    for number, (name, box) in enumerate(zip(names, boxes, strict=True)):
+        own = [caption.partition(" and ") for caption in captions[5 * number : 5 * number + 5]]
+        lines = [f"[/EN#1/other {first}]{joined}{rest}" for first, joined, rest in own]
+        (folder / "Sentences" / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
+        sides = zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+        corners = "".join(f"<{side}>{place}</{side}>" for side, place in sides)
+        text = f"<a><size><width>96</width><height>96</height></size><object><name>1</name><bndbox>{corners}</bndbox></object></a>"
+        (folder / "Annotations" / f"{name}.xml").write_text(text, encoding="utf-8")

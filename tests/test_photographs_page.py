@@ -1,0 +1,64 @@
+"""The page on photographs: every arm on Flickr8k with its recalls, the yardstick, and two worlds' verdicts side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+from itm_book.photographs_page import YARDSTICK, recalls, verdicts
+from itm_utils.ledger import Verdict
+from itm_utils.rules import RECALLS, Finding
+from itm_utils.uncertainty import Interval
+
+
+def receipt(rsum: float, **parameters: str) -> dict:
+    metrics = {name: {"value": rsum / 6} for name in RECALLS} | {"rsum": {"value": rsum}}
+    return {"metrics": metrics, "parameters": parameters, "models": 1}
+
+
+def runs(*rsums: float, **parameters: str) -> dict:
+    return {seed: (Path(), receipt(rsum, **parameters)) for seed, rsum in enumerate(rsums)}
+
+
+def rows_of(lines: list[str]) -> list[list[str]]:
+    table = [line for text in lines for line in text.splitlines() if line.startswith("| ")][1:]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table]
+
+
+def test_arms_are_sorted_among_them_the_yardstick(tmp_path: Path) -> None:
+    found = {
+        ("02_scan", "SCAN t2i AVG", "flickr8k"): runs(240.0, 252.0, 246.0),
+        ("02_scan", "SCAN t2i AVG", "scenes"): runs(500.0),
+        ("06_saem", "SAEM", "flickr8k"): runs(300.0, text_encoder="data/minilm"),
+        ("09_dcpa", "DCPA GRU", "flickr8k"): runs(200.0, text_encoder="data/minilm", reader="gru"),
+    }
+    ledger = SimpleNamespace(root=tmp_path, receipts=found)
+    assert [row[0] for row in rows_of(list(recalls(ledger)))] == ["SAEM", "SCAN t2i AVG", "DCPA GRU"]
+    path = tmp_path / YARDSTICK
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"test": dict.fromkeys(RECALLS, 40.65) | {"rsum": 243.9}}))
+    saem, scan, cca, gru = rows_of(list(recalls(ledger)))
+    assert [row[2] for row in (saem, scan, cca, gru)] == ["minilm", "words", "bag of words", "words"]
+    assert scan[3] == "41.0" and scan[-2:] == ["246.0 \\[231.1, 260.9\\]", "3"]
+    assert saem[-2:] == ["300.0", "1"]  # one seed has no interval
+    assert cca[-2:] == ["243.9", "–"]
+
+
+def test_without_receipts_the_page_says_so(tmp_path: Path) -> None:
+    lines = list(recalls(SimpleNamespace(root=tmp_path, receipts={})))
+    assert lines[0].startswith("## ") and "No run" in lines[1] and len(lines) == 2
+
+
+def test_verdicts_of_two_worlds_stand_side_by_side() -> None:
+    words = {("A-01", "flickr8k"): "partly", ("A-01", "scenes"): "reproduced"}
+    held = [Finding("a − b", Interval(1, 0, 2), "above 0", status, 3) for status in ("holds", "open", "open")]
+
+    def verdict(name: str, dataset: str) -> Verdict:
+        return Verdict(name, words.get((name, dataset), "not run"), dataset, findings=tuple(held))
+
+    rules = {"A-01": {"datasets": {"scenes": 5, "flickr8k": 3}}, "A-02": {"datasets": {"flickr8k": 3}}}
+    rules |= {"A-03": {"datasets": {"scenes": 5}}, "A-04": {"kind": "table"}}
+    lines = list(verdicts(SimpleNamespace(rules=rules, verdict=verdict)))
+    assert "1 of the 2 claims" in lines[1]
+    assert rows_of(lines) == [["A-01", "partly", "reproduced", "1 hold, 2 open"]]
