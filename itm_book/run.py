@@ -300,19 +300,19 @@ def table_of(results: Path, wanted: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def run_ensembles(jobs: list[Job], results: Path) -> list[tuple[str, str]]:
-    """Average the scores of jobs that name the same ensemble and seed; returns (chapter, arm) of what there is now."""
-    groups: dict[tuple[str, int], list[Job]] = defaultdict(list)
+    """Average the scores of jobs that name one ensemble and share data and seed; returns (chapter, arm) of what is there."""
+    groups: dict[tuple[str, int, Path], list[Job]] = defaultdict(list)
     for job in jobs:
         if job.recipe.ensemble:
-            groups[job.recipe.ensemble, job.seed].append(job)
-    for (name, seed), members in groups.items():
+            groups[job.recipe.ensemble, job.seed, job.data].append(job)
+    for (name, seed, _), members in groups.items():
         known = expected_receipt(members[0], results, arm=name)
         if len(members) > 1 and known.exists():
             tqdm.write(f"{name}, seed {seed}: receipt is there, kept")
         elif len(members) > 1:
             ensemble_of([job.folder for job in members], name, results)
     there = [(job.recipe.chapter, job.parameters["arm"]) for job in jobs]
-    there += [(members[0].recipe.chapter, name) for (name, _), members in groups.items() if len(members) > 1]
+    there += [(members[0].recipe.chapter, name) for (name, *_), members in groups.items() if len(members) > 1]
     return list(dict.fromkeys(there))
 
 

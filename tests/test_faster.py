@@ -51,7 +51,7 @@ COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile
 
 
 @COMPILER
-@pytest.mark.parametrize("matcher", [SCAN, MMCA], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("matcher", [SCAN, VSEPP], ids=lambda cls: cls.__name__)
 def test_compiled_scores(matcher: type[Matcher], any_pairs: PairDataset) -> None:
     """SCAN groups captions by length, and every number of groups is compiled anew: here there is one."""
     model = made(matcher, any_pairs).eval()
