@@ -56,7 +56,7 @@ test: $(STAMP)  ## unit tests, parity, notebooks, strict book build
 
 unit: export OMP_NUM_THREADS = 1
 unit: $(STAMP)  # unit tests, two at a time
-	@$(BIN)/python -m pytest tests -n 2 --dist loadfile
+	@$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
 
 parity: $(STAMP)  # golden cases of the public implementations
 	@$(BIN)/itm parity tests/golden

@@ -24,6 +24,12 @@ from itm_utils.text import Vocabulary
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 TOKEN_DIM = 12  # width of the toy token states
+LONGEST = "test_paper_scale.py"  # minutes on one worker: started first, while the other goes through the fast ones
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first; all others in the order of their names."""
+    items.sort(key=lambda item: item.path.name != LONGEST)
 
 
 @pytest.fixture(scope="session")
