@@ -49,6 +49,11 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.id} on {self.dataset}: {self.verdict} ({self.evidence})"
 
+    def report(self) -> str:
+        """Line by line: the word, then what each comparison gave, whether it holds and what it should be."""
+        lines = (f"\n   {one.status:5}  {one}; expected {one.expected}" for one in self.findings)
+        return f"{self.id} on {self.dataset}: {self.verdict}" + f" ({self.reason})" * bool(self.reason) + "".join(lines)
+
 
 def rules_for(chapter: str, arm: str) -> dict[str, str]:
     """Claim → digest of its rule as it stands now, for every claim that a run of this arm is evidence for."""
