@@ -37,7 +37,7 @@ def lab_table(
 
 
 def search_table(chapter: str, arms: Iterable[str], parameter: str = "learning_rate", dataset: str = "scenes") -> None:
-    """Print what a search on dev found: for each arm the tried values of one parameter and the rsum of each."""
+    """Print what a search on dev found: for each arm the tried values of one parameter and the mean rsum of each."""
     receipts = [read_receipt(path) for path in sorted((RESULTS / chapter / "search").glob(f"*_{dataset}_s*.json"))]
     room = max(map(len, arms))
     for arm in arms:
@@ -45,8 +45,9 @@ def search_table(chapter: str, arms: Iterable[str], parameter: str = "learning_r
         for receipt in receipts:
             value = receipt["parameters"][parameter]
             if receipt["arm"] in (arm, f"{arm} {parameter}={value}"):
-                tried[value] = receipt["metrics"]["rsum"]["value"]
-        print(f"{arm:{room}} ", "  ".join(f"{value:g}: {rsum:.1f}" for value, rsum in sorted(tried.items())) or "none")
+                tried.setdefault(value, []).append(receipt["metrics"]["rsum"]["value"])
+        told = [f"{v:g}: {sum(x) / len(x):.1f}" + f" ({len(x)} seeds)" * (len(x) > 1) for v, x in sorted(tried.items())]
+        print(f"{arm:{room}} ", "  ".join(told) or "none")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-BUDGET = 5300  # with mining (of two files) and grounding, which the design places here
+BUDGET = 5320  # with mining (of two files) and grounding, which the design places here
 
 
 def tracked() -> list[Path]:
