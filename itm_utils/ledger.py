@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import yaml
@@ -51,7 +52,8 @@ class Verdict:
 
     def report(self) -> str:
         """Line by line: the word, then what each comparison gave, whether it holds and what it should be."""
-        lines = (f"\n   {one.status:5}  {one}; expected {one.expected}" for one in self.findings)
+        told = (f"{one.status:5}  {one}; expected {one.expected}" for one in self.findings)
+        lines = ("\n" + fill(line, 84, initial_indent="   ", subsequent_indent=" " * 10) for line in told)
         return f"{self.id} on {self.dataset}: {self.verdict}" + f" ({self.reason})" * bool(self.reason) + "".join(lines)
 
 
