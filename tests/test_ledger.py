@@ -174,9 +174,10 @@ def test_one_comparison(root: Path, warm: tuple, cold: tuple, word: str) -> None
         half = 2.776445 * 1.2 * np.std([20, 20, 23, 21, 19], ddof=1) / 5**0.5
         assert (low, high) == pytest.approx((value - half, value + half), rel=1e-5)
         assert f"{value:+.1f} [{low:+.1f}, {high:+.1f}]" in found.evidence
-        first, line = found.report().splitlines()
-        assert first == "VSEPP-01 on scenes: reproduced"
-        assert line.split()[0] == "holds" and line.endswith("; expected above 0")
+        first, *lines = found.report().splitlines()
+        told = " ".join(" ".join(lines).split())  # a long line is folded
+        assert first == "VSEPP-01 on scenes: reproduced" and max(map(len, lines)) <= 84
+        assert told == f"holds {found.findings[0]}; expected above 0"
     if word == "not run":
         assert "has 4 of 5 seeds" in found.reason and found.report() == f"VSEPP-01 on scenes: not run ({found.reason})"
 
