@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and text that can be read or is one clear error."""
 
 from __future__ import annotations
 
@@ -33,6 +33,31 @@ def atomic(path: str | Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # already renamed, or never made
             temporary.unlink()
+
+
+def check_file(path: str | Path, expected: str) -> Path:
+    """The path of a file that can be opened; a folder, a broken link and nothing at all are told apart."""
+    path = Path(path)
+    if path.is_dir():
+        raise problem(path, "a folder", expected)
+    if path.is_symlink() and not path.exists():  # so do links in a circle
+        raise problem(path, "a symbolic link that leads nowhere or in a circle", expected, "Repair or remove the link.")
+    if not path.exists():
+        raise problem(path, "no such file", expected)
+    if not path.is_file():  # a pipe would be waited for, without end
+        raise problem(path, "neither a file nor a folder", expected)
+    return path
+
+
+def read_text(path: str | Path, expected: str, hint: str = "Save it as UTF-8.") -> str:
+    """A whole UTF-8 file, with or without a byte-order mark, line ends of any system. hint: for other encodings."""
+    path = check_file(path, expected)
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise problem(path, f"bytes that are not UTF-8 at position {error.start}", expected, hint) from error
+    except OSError as error:
+        raise problem(path, f"a file that cannot be read ({error.strerror})", expected) from error
 
 
 def write_text(path: str | Path, text: str) -> None:

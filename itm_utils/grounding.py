@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from itm_utils.errors import problem
+from itm_utils.files import check_file, read_text
 from itm_utils.precomp import PrecompSplit
 from itm_utils.progress import bar
 from itm_utils.scenes import Recipe, load_scenes
@@ -174,12 +175,7 @@ def _plain(character: str) -> str:
 
 def _read_sentences(path: Path) -> list[_Sentence | None]:
     """One sentence a line; None for a line whose brackets do not match."""
-    if not path.is_file():
-        raise problem(path, "no such file", "the sentences of a picture, as in Flickr30K Entities")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise problem(path, f"bytes that are not UTF-8 at position {error.start}", "UTF-8 text") from error
+    lines = read_text(path, "the sentences of a picture, as in Flickr30K Entities").split("\n")
     sentences = [_parse(line) for line in lines if line.strip()]
     if not sentences:
         raise problem(path, "no sentence", "lines such as “[/EN#1/people Two men] run .”", "Copy or download it again.")
@@ -206,8 +202,7 @@ def _parse(line: str) -> _Sentence | None:
 
 def _read_boxes(path: Path, size: np.ndarray | None) -> dict[str, np.ndarray]:
     """Chain id → boxes (n, 4). Objects without a box (``scene``, ``nobndbox``) have no entry."""
-    if not path.is_file():
-        raise problem(path, "no such file", "the boxes of a picture, as in Flickr30K Entities")
+    check_file(path, "the boxes of a picture, as in Flickr30K Entities")
     try:
         root = ElementTree.parse(path).getroot()
         width, height = (_number(root, f"size/{side}") for side in ("width", "height"))
@@ -225,7 +220,8 @@ def _read_boxes(path: Path, size: np.ndarray | None) -> dict[str, np.ndarray]:
                 found.setdefault(chain, []).append(box)
         if width < 1 or height < 1:
             raise ValueError(f"a picture of {width:g} x {height:g} pixels")
-    except (ElementTree.ParseError, ValueError) as error:
+    # LookupError is of an encoding that nobody knows, OverflowError of a number with hundreds of digits.
+    except (ElementTree.ParseError, ValueError, LookupError, OverflowError) as error:
         expected = "size and objects with names, and a box or scene/nobndbox"
         raise problem(path, f"a damaged file ({error})", expected, "Copy or download it again.") from error
     return {chain: np.array(boxes) * _scale(path, (width, height), size) for chain, boxes in found.items()}

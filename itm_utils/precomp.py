@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from itm_utils.errors import problem
+from itm_utils.files import read_text
 
 FLOATS = (np.float16, np.float32, np.float64)
 # What `str(line)` makes of bytes in Python 3: ports of the public loaders train on such captions.
@@ -48,6 +49,8 @@ class FeatureFile:
         if array.ndim not in ranks:
             wanted = " or ".join(str(rank) for rank in ranks)
             raise problem(self.path, f"an array of shape {array.shape}", f"{what} with {wanted} axes")
+        if 0 in array.shape[1:]:
+            raise problem(self.path, f"an array of shape {array.shape}", f"{what} with at least one number a row")
         self.shape = array.shape
         self._array = array
 
@@ -84,8 +87,9 @@ def load_array(path: Path, mmap_mode: str | None = None) -> np.ndarray:
     if not path.is_file():
         raise problem(path, "no such file", "a .npy file of the precomputed format")
     try:
-        array = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+        with np.errstate(over="raise"):  # of a damaged shape
+            array = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+    except Exception as error:  # damaged bytes fail in many ways, and each concerns this one file only
         reason = str(error).split(".")[0].split("  ")[0]
         raise problem(
             path, f"a damaged file ({reason})", "a complete .npy array", "Copy or download it again."
@@ -95,20 +99,9 @@ def load_array(path: Path, mmap_mode: str | None = None) -> np.ndarray:
     return array
 
 
-def _read_text(path: Path) -> str:
-    """A UTF-8 file, with or without a byte-order mark."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise problem(path, f"bytes that are not UTF-8 at position {error.start}", "UTF-8 text") from error
-
-
-def read_captions(path: Path) -> list[str]:
+def read_captions(path: str | Path) -> list[str]:
     """The lines of a caption file, as text: decoded once, here, and never printed as bytes."""
-    path = Path(path)
-    if not path.is_file():
-        raise problem(path, "no such file", "one caption a line")
-    text = _read_text(path)
+    text = read_text(path, "one caption a line")
     # Not str.splitlines: it also splits at form feeds and other characters that occur inside captions.
     captions = [line.strip() for line in text.removesuffix("\n").split("\n")]
     for number, caption in enumerate(captions, start=1):
@@ -171,7 +164,7 @@ class PrecompSplit:
         split = self.name if whole else f"{self.name}, first {self.n_images}"
         if manifest.is_file():
             try:
-                known = json.loads(_read_text(manifest))["fingerprint"]
+                known = json.loads(read_text(manifest, "the manifest of a dataset"))["fingerprint"]
             except (ValueError, KeyError, TypeError) as error:
                 raise problem(manifest, f"no fingerprint ({error!r})", "the manifest of a dataset") from error
             return {"name": self.root.name.split("-")[0], "split": split, "fingerprint": known}
@@ -283,14 +276,19 @@ def _repeats(features: FeatureFile, group: int = 5, samples: int = 8) -> int:
 
 def _sizes(path: Path, rows: int) -> np.ndarray:
     sizes = load_array(path)
-    if sizes.shape != (rows, 2) or (sizes <= 0).any():
-        raise problem(path, f"an array of shape {sizes.shape}", f"({rows}, 2) positive widths and heights")
+    numbers = sizes.dtype.kind in "iuf" and bool(np.isfinite(sizes).all())
+    if sizes.shape != (rows, 2) or not numbers or (sizes <= 0).any():
+        found = f"{sizes.dtype} of shape {sizes.shape}" if numbers else f"{sizes.dtype} that are no finite numbers"
+        raise problem(path, found, f"({rows}, 2) positive widths and heights")
     return sizes
 
 
 def _ids(path: Path, rows: int, owner: np.ndarray) -> list[str]:
     """One name a feature row; the public files have one a caption, five times the same."""
-    ids = [line.strip() for line in _read_text(path).splitlines()]
+    lines = read_text(path, "one picture name a line").removesuffix("\n")
+    ids = [line.strip() for line in lines.split("\n")] if lines else []
+    if "" in ids:
+        raise problem(path, f"an empty line {1 + ids.index('')}", "a picture name in every line")
     if len(ids) == len(owner) != rows:
         first = np.searchsorted(owner, np.arange(rows))
         differing = next((line for line, image in enumerate(owner) if ids[line] != ids[first[image]]), None)

@@ -298,6 +298,8 @@ DAMAGED = {
     "blank sentences": ("Sentences/7.txt", b"\n \n", "no sentence"),
     "not UTF-8": ("Sentences/7.txt", b"[/EN#1/people M\xe9n] .", "not UTF-8 at position 15"),
     "empty XML": ("Annotations/7.xml", b"", "a damaged file"),
+    "unknown encoding": ("Annotations/7.xml", b'<?xml version="1.0" encoding="klingon"?><a/>', "unknown encoding"),
+    "endless number": ("Annotations/7.xml", xml(size=("9" * 400, 100)).encode(), "a damaged file"),
     "cut XML": ("Annotations/7.xml", xml().encode()[:-30], "a damaged file"),
     "a page": ("Annotations/7.xml", b"<html><body>404</body></html>", "no size/width"),
     "no size": ("Annotations/7.xml", b"<annotation></annotation>", "no size/width"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -137,8 +139,27 @@ def broken(tmp_path: Path, how: str) -> None:
         (tmp_path / "dev_ids.txt").write_text("a\nb\n")
     elif how == "owners":
         np.save(tmp_path / "dev_owners.npy", np.array([0] * 10 + [2] * 10))
+    elif how.startswith("shape "):
+        about = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {how.removeprefix('shape ')}, }}\n".encode()
+        (tmp_path / "dev_ims.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(about)) + about + bytes(99))
+    elif how == "open brackets":
+        (tmp_path / "dev_ims.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00" + b"{" * 16)
+    elif how == "no regions":
+        np.save(tmp_path / "dev_ims.npy", np.zeros((4, 0, 5)))
+    elif how == "words as sizes":
+        np.save(tmp_path / "dev_sizes.npy", np.array([["wide", "high"]] * 4))
+    elif how == "NaN as sizes":
+        np.save(tmp_path / "dev_sizes.npy", np.full((4, 2), np.nan))
+    elif how == "empty id":
+        (tmp_path / "dev_ids.txt").write_text("a\n\nb\nc\n")
+    elif how == "folder of ids":
+        (tmp_path / "dev_ids.txt").mkdir()
+    elif how == "pipe":
+        (tmp_path / "dev_caps.txt").unlink()
+        os.mkfifo(tmp_path / "dev_caps.txt")
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # a warning beside the error would be a second thing to read
 @pytest.mark.parametrize(
     ("how", "file", "message"),
     [
@@ -161,6 +182,16 @@ def broken(tmp_path: Path, how: str) -> None:
         ("sizes", "dev_sizes.npy", r"\(3, 2\)"),
         ("ids", "dev_ids.txt", "2 names"),
         ("owners", "dev_owners.npy", "jump"),
+        (f"shape ({10**16}, 36, 2048)", "dev_ims.npy", "damaged"),
+        (f"shape ({10**30}, 36, 2048)", "dev_ims.npy", "damaged"),
+        ("shape (-4, 3, 5)", "dev_ims.npy", "damaged"),
+        ("open brackets", "dev_ims.npy", "damaged"),
+        ("no regions", "dev_ims.npy", r"shape \(4, 0, 5\), expected features with at least one number"),
+        ("words as sizes", "dev_sizes.npy", "<U4 that are no finite numbers"),
+        ("NaN as sizes", "dev_sizes.npy", "float64 that are no finite numbers"),
+        ("empty id", "dev_ids.txt", "an empty line 2"),
+        ("folder of ids", "dev_ids.txt", "found a folder"),
+        ("pipe", "dev_caps.txt", "neither a file nor a folder"),
     ],
 )
 def test_bad_input_is_one_clear_error(tmp_path: Path, how: str, file: str, message: str) -> None:

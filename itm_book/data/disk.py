@@ -14,29 +14,7 @@ from typing import Any
 import numpy as np
 
 from itm_utils.errors import problem
-from itm_utils.files import atomic
-
-
-def check_file(path: str | Path, expected: str) -> Path:
-    """The path of a file that can be opened; a folder, a broken link and nothing at all are told apart."""
-    path = Path(path)
-    if path.is_dir():
-        raise problem(path, "a folder", expected)
-    if path.is_symlink() and not path.exists():  # so do links in a circle
-        raise problem(path, "a symbolic link that leads nowhere or in a circle", expected, "Repair or remove the link.")
-    if not path.exists():
-        raise problem(path, "no such file", expected)
-    return path
-
-
-def read_text(path: str | Path, expected: str) -> str:
-    """A whole UTF-8 file, with or without a byte-order mark."""
-    path = check_file(path, expected)
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        hint = "Save it as UTF-8."
-        raise problem(path, f"bytes that are not UTF-8 at position {error.start}", expected, hint) from error
+from itm_utils.files import atomic, check_file, read_text
 
 
 def read_lines(path: str | Path, expected: str) -> list[str]:
@@ -53,7 +31,7 @@ def read_json(path: str | Path, expected: str) -> Any:
     text = read_text(path, expected)
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the second of brackets within brackets without end
         raise problem(
             path, f"a damaged file ({error})", f"{expected}, complete", "Copy or download it again."
         ) from error
