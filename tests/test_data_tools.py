@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from itm_book.data.bottom_up import convert
 from itm_book.data.cli import app
 from itm_book.data.karpathy import coco_file_name, picture_key, read_karpathy
 from itm_book.data.known import Known
+from itm_book.data.tsv import LONGEST as TOO_LONG
+from itm_book.data.tsv import SIX
 from itm_book.data.wanted import Wanted, wanted_from_karpathy
 from itm_utils.cli import Group
 from itm_utils.errors import ItmError
@@ -133,6 +136,7 @@ def test_names_of_one_picture_have_one_key() -> None:
     assert coco_file_name(391895) == "COCO_val2014_000000391895.jpg"
     names = ["391895", "000000391895", "COCO_val2014_000000391895.jpg", "val2014/COCO_val2014_000000391895"]
     assert {picture_key(name) for name in names} == {"391895"}
+    assert picture_key("9" * 5000) == "9" * 5000 and picture_key("000") == "0"
     assert picture_key("1000092795.jpg") == "1000092795" and picture_key("25_0ab.d.jpg") == "25_0ab.d"
 
 
@@ -241,6 +245,13 @@ def test_names_of_columns_long_fields_and_sizes_the_other_way_round(tmp_path: Pa
     assert np.load(tmp_path / "out/tall_sizes.npy").tolist() == [[48, 64]]
 
 
+@pytest.mark.parametrize("names", [[], [list(SIX)]], ids=["without names", "names of columns"])
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path, names: list[list[str]]) -> None:
+    tsv = write_tsv(tmp_path / "a.tsv", [*names, tsv_row(1), tsv_row(2)])
+    tsv.write_bytes(b"\xef\xbb\xbf" + tsv.read_bytes())
+    assert convert([tsv], tmp_path / "out", "dev", Wanted(["2", "1"])).rows == 2
+
+
 def test_a_file_that_was_forgotten_can_be_given_later(tmp_path: Path) -> None:
     first = write_tsv(tmp_path / "a.tsv", [tsv_row(n) for n in (1, 2)])
     second = write_tsv(tmp_path / "b.tsv", [tsv_row(3)])
@@ -333,6 +344,23 @@ def folder(tmp_path: Path) -> list:
     return ["split-captions", tmp_path / "f.json", "--out", tmp_path / "out"]
 
 
+def pipe(tmp_path: Path) -> list:
+    os.mkfifo(tmp_path / "f.json")
+    return ["split-captions", tmp_path / "f.json", "--out", tmp_path / "out"]
+
+
+def unfinished(name: str, content: bytes) -> Callable[[Path], list]:
+    """A conversion that lacks a picture, with one of its files replaced."""
+
+    def setup(tmp_path: Path) -> list:
+        call = ids_with(b"1\n2\n3\n")(tmp_path)
+        assert itm(*call).exit_code == 2
+        (tmp_path / "out/.dev_unfinished" / name).write_bytes(content)
+        return call
+
+    return setup
+
+
 def ids_with(lines: bytes) -> Callable[[Path], list]:
     def setup(tmp_path: Path) -> list:
         (tmp_path / "ids.txt").write_bytes(lines)
@@ -373,6 +401,13 @@ ERRORS: dict[str, tuple[Callable[[Path], list], str]] = {
     "box outside": (tsv_with(boxes=OUTSIDE), "a box (1, 1, 70, 20) outside its picture of 64 x 48"),
     "box turned": (tsv_with(boxes=TURNED), "a box (9, 1, 5, 20) that ends before it begins"),
     "picture without size": (tsv_with(w=0), "found 0 as width"),
+    "endless width": (tsv_with(w="9" * 5000), "as width, expected a positive whole number of at most nine digits"),
+    "width beyond its file": (tsv_with(w=10**10, h=10**10), "found 10000000000 as width"),
+    "name with a bell": (tsv_with(id="2\a"), "(picture 2?): found control characters in the name '2\\x07'"),
+    "no line ends": (tsv_bytes(lambda c: b"\t" * (TOO_LONG + 1)), "line 1: found a line of 67 MB or more"),
+    "pipe": (pipe, "f.json: found neither a file nor a folder"),
+    "journal of something else": (unfinished("journal.json", b"{}"), "_unfinished: found damaged files ('sources')"),
+    "unfinished features cut": (unfinished("ims.npy", b"\x93NUMPY"), "_unfinished: found damaged files (EOF"),
     "no name": (tsv_with(id=" "), "no name of a picture"),
     "name in Latin-1": (tsv_bytes(lambda c: b"\xe9" + c), "no name of a picture"),
     "same picture, other numbers": (tsv_with(id="1"), "line 2 (picture 1): found the picture again, with other numbers"),
@@ -385,6 +420,11 @@ ERRORS: dict[str, tuple[Callable[[Path], list], str]] = {
     "a list": (json_bytes(b"[1, 2]"), "found a list without a list of images"),
     "JSON cut": (json_bytes(b'{"images": [{"split": "tr'), "a damaged file (Unterminated string"),
     "JSON in Latin-1": (json_bytes('{"images": "é"}'.encode("latin-1")), "bytes that are not UTF-8 at position 12"),
+    "brackets without end": (json_bytes(b"[" * 200_000), "f.json: found a damaged file (maximum recursion"),
+    "file name on two lines": (json_with(lambda c: c["images"][1].update(filename="a\nb")), "found 'a\\nb' as filename"),
+    "no file name": (json_with(lambda c: c["images"][1].update(filename=" ")), "images[1]: found '' as filename"),
+    "cocoid for some": (json_with(lambda c: c["images"][1].update(cocoid=7)), "found a cocoid in 1 of 3 images"),
+    "true as number": (json_with(lambda c: c["images"][1].update(imgid=True)), "images[1]: found True as number"),
     "no images": (json_with(lambda c: c.update(images=[])), "without a list of images"),
     "no split": (json_with(lambda c: c["images"][1].pop("split")), "images[1]: found none as split"),
     "unknown split": (json_with(lambda c: c["images"][1].update(split="dev")), "images[1]: found split dev, expected"),
@@ -413,7 +453,7 @@ def test_malformed_files_are_one_clear_error(tmp_path: Path, case: str) -> None:
 
 def test_odd_captions_are_kept_or_skipped_and_reported(tmp_path: Path) -> None:
     path = karpathy_json(tmp_path / "f.json", {"val": [2, 3]})
-    raws = {0: "  ", 1: "word " * 500, 2: "a\x00cube\nand\ta ball"}
+    raws = {0: "  ", 1: "word " * 500, 2: "a\x00cube\nand\ta\ud800ball"}
     for place, raw in raws.items():
         changed(path, lambda c, place=place, raw=raw: c["images"][0]["sentences"][place].update(raw=raw))
     result = itm("split-captions", path, "--out", tmp_path / "out")
@@ -524,6 +564,9 @@ def a_folder(root: Path) -> None:
 FOUND: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "truncated npy": (lambda r: (r / "dev_ims.npy").write_bytes((r / "dev_ims.npy").read_bytes()[:-9]), 1, "dev_ims.npy damaged a damaged file"),
     "features in a circle": (circle, 1, "a symbolic link that leads nowhere or in a circle"),
+    "folder of ids": (lambda r: [(r / "dev_ids.txt").unlink(), (r / "dev_ids.txt").mkdir()], 1, "dev_ids.txt damaged a folder"),
+    "ids in a circle": (lambda r: [(r / "dev_ids.txt").unlink(), (r / "dev_ids.txt").symlink_to("dev_ids.txt")], 1, "dev_ids.txt damaged a symbolic link"),
+    "endless vocabulary": (lambda r: (r / "f30k_precomp_vocab.json").write_bytes(b"[" * 200_000), 1, "*_vocab.json damaged no vocabulary"),
     "folder of captions": (a_folder, 1, "dev_caps.txt damaged a folder"),
     "NaN": (lambda r: edit(r / "dev_ims.npy", put((2, 1, 3), np.nan)), 1, "1 row with NaN or infinity, first row 2"),
     "infinity": (lambda r: edit(r / "train_ims.npy", put((7, 0, 0), np.inf)), 1, "first row 7"),
@@ -706,6 +749,15 @@ def test_damaged_downloads_are_fetched_again(small: Known, kaggle: Path, tmp_pat
     for name, content in sound.items():
         (kaggle / name).write_bytes(content)
     assert fetching.fetch(small, "f30k", tmp_path / "data", FakeKaggle(kaggle)).is_dir()
+
+
+def test_a_journal_of_something_else_is_one_clear_error(small: Known, kaggle: Path, tmp_path: Path) -> None:
+    staging = tmp_path / "data/.f30k_precomp_unfinished"
+    staging.mkdir(parents=True)
+    for content in ("{}", "[]", '{"files": {}}'):
+        (staging / "journal.json").write_text(content)
+        with pytest.raises(ItmError, match=r"journal.json: found another content.*Remove .*_unfinished to begin anew"):
+            fetching.fetch(small, "f30k", tmp_path / "data", FakeKaggle(kaggle))
 
 
 def test_files_of_another_cache_are_copied_and_stay(small: Known, kaggle: Path, tmp_path: Path) -> None:

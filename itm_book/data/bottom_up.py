@@ -154,6 +154,8 @@ class _Conversion:
         if not self.record.is_file():
             raise problem(self._target("ims"), "features of another origin", "no such file", hint)
         record = read_json(self.record, "the record of a conversion")
+        if not isinstance(record, dict) or not {"facts", "sources", "report"} <= set(record):
+            raise problem(self.record, "another content", "the record of a conversion", hint)
         if record["facts"] != self.facts or record["sources"] != self.described:
             raise problem(self.record, "a conversion of other files or pictures", "the same, or no such file", hint)
         return True
@@ -166,12 +168,20 @@ class _Conversion:
         if not path.is_file():
             return self._begin()
         note = read_json(path, "the journal of a conversion")
-        noted, hint = note["sources"], f"Give the same files and pictures, or remove {self.staging} to begin anew."
-        if note["facts"] != self.facts or self.described[: len(noted)] != noted:  # more files may follow
+        try:
+            noted, facts = note["sources"], note["facts"]
+            same = facts == self.facts and self.described[: len(noted)] == noted  # more files may follow
+            progress = Progress.from_json(note["progress"], self.facts["rows"]) if same else None
+            if same and not progress.finished:
+                self._open_maps()
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            hint = f"Remove {self.staging} to begin anew."
+            raise problem(
+                self.staging, f"damaged files ({error})", "those of an unfinished conversion", hint
+            ) from error
+        if not same:
+            hint = f"Give the same files and pictures, or remove {self.staging} to begin anew."
             raise problem(self.staging, "an unfinished conversion of other files or pictures", "the same", hint)
-        progress = Progress.from_json(note["progress"], self.facts["rows"])
-        if not progress.finished:
-            self._open_maps()
         return progress
 
     def _begin(self) -> Progress:

@@ -167,7 +167,9 @@ def check_optional(split: PrecompSplit) -> Iterator[Finding]:
     """Files that not every chapter needs."""
     for ending, without in OPTIONAL.items():
         path = split.root / f"{split.name}_{ending}"
-        if not path.exists():
+        if path.is_symlink() and not path.exists():
+            yield Finding(path.name, DAMAGED, "a symbolic link that leads nowhere or in a circle")
+        elif not path.exists():
             yield Finding(path.name, NOTE, without)
         elif ending != "ids.txt":
             shape = " x ".join(f"{side:,}" for side in load_array(path, mmap_mode="r").shape)

@@ -67,7 +67,11 @@ class _Fetching:
         make_folder(self.folder)
         self.note: dict[str, Any] = {"version": None, "absent": [], "files": {}}
         if self.journal.is_file():
-            self.note = read_json(self.journal, "the journal of a download")
+            known = read_json(self.journal, "the journal of a download")
+            if not isinstance(known, dict) or set(known) != set(self.note):
+                hint = f"Remove {staging} to begin anew."
+                raise problem(self.journal, "another content", "the journal of a download", hint)
+            self.note = known
 
     def run(self) -> None:
         """Fetch what is not noted yet, then check the whole."""

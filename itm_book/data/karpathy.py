@@ -93,7 +93,7 @@ def picture_key(name: str) -> str:
     stem = PICTURE.sub("", re.split(r"[/\\]", name.strip())[-1])
     coco = COCO_NAME.fullmatch(stem)
     digits = coco[1] if coco else stem
-    return str(int(digits)) if digits.isascii() and digits.isdigit() else stem
+    return (digits.lstrip("0") or "0") if digits.isascii() and digits.isdigit() else stem
 
 
 def read_karpathy(path: str | Path) -> Karpathy:
@@ -110,7 +110,10 @@ def read_karpathy(path: str | Path) -> Karpathy:
         split, picture = _picture(path, place, record, remarks)
         splits.setdefault(split, []).append(picture)
     _check_unique(path, splits)
-    return Karpathy(path, "cocoid" in images[0], splits, remarks.lines())
+    coco = sum("cocoid" in record for record in images)
+    if coco not in (0, len(images)):
+        raise problem(path, f"a cocoid in {coco:,} of {len(images):,} images", "one in all of them, or in none", HINT)
+    return Karpathy(path, bool(coco), splits, remarks.lines())
 
 
 def _picture(path: Path, place: int, record: Any, remarks: _Remarks) -> tuple[str, Picture]:
@@ -124,14 +127,17 @@ def _picture(path: Path, place: int, record: Any, remarks: _Remarks) -> tuple[st
             raise problem(where, f"{found} as {name}", f"a {kind.__name__}", HINT)
     if record["split"] not in JOINED:
         raise problem(where, f"split {record['split']}", f"one of {', '.join(JOINED)}")
+    name = record["filename"].strip()
+    if not name or any(breaks_lines(character) for character in name):
+        raise problem(where, f"{name!r} as filename", "a name on one line of text", HINT)
     number = record.get("cocoid", record.get("imgid", place))
-    if not isinstance(number, int):
+    if type(number) is not int:  # not isinstance: true is no number
         raise problem(where, f"{number!r} as number of the picture", "a whole number")
-    kept = [remarks.cleaned(_words(where, sentence), record["filename"]) for sentence in record["sentences"]]
+    kept = [remarks.cleaned(_words(where, sentence), name) for sentence in record["sentences"]]
     captions = tuple(caption for caption in kept if caption)
     if not captions:
-        raise problem(where, f"not one caption of {record['filename']}", "at least one")
-    return JOINED[record["split"]], Picture(record["filename"], number, captions, record["split"] == "restval")
+        raise problem(where, f"not one caption of {name}", "at least one")
+    return JOINED[record["split"]], Picture(name, number, captions, record["split"] == "restval")
 
 
 def _words(where: str, sentence: Any) -> str:
@@ -181,8 +187,8 @@ class _Remarks:
 
 
 def breaks_lines(character: str) -> bool:
-    """Whether it is a control character, or one of the two that some readers take for the end of a line."""
-    return character in "\u2028\u2029" or unicodedata.category(character) == "Cc"
+    """Whether it is a control character, half of a pair that no file can hold, or what some take for a line's end."""
+    return character in "\u2028\u2029" or unicodedata.category(character) in ("Cc", "Cs")
 
 
 def split_files(splits: Karpathy, split: str, most: int = 0) -> dict[str, bytes]:

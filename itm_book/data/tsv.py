@@ -7,13 +7,14 @@ Lines are read as bytes and cut at tabs: a row has 400,000 characters, more than
 from __future__ import annotations
 
 import binascii
+import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from itm_book.data.disk import check_file
+from itm_book.data.disk import check_file, gigabytes
 from itm_utils.errors import ItmError, problem
 
 SIX = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
@@ -24,6 +25,7 @@ LAYOUTS = {len(names): names for names in (SIX, TEN)}
 SHORT = {"image_id": "id", "img_id": "id", "image_w": "width", "img_w": "width", "image_h": "height", "img_h": "height"}
 WANTED = ("id", "width", "height", "num_boxes", "boxes", "features")
 EDGE = 1.0  # pixels that a box may reach beyond its picture: detectors round
+LONGEST = 2**26  # bytes of a line: a hundred boxes take one million
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Line:
 
     def problem(self, found: str, expected: str, hint: str = "") -> ItmError:
         """An error that names file, line and picture."""
-        return problem(f"{self.path}, line {self.number} (picture {self.name[:40] or '?'})", found, expected, hint)
+        name = "".join(c if c.isprintable() else "?" for c in self.name[:40]) or "?"
+        return problem(f"{self.path}, line {self.number} (picture {name})", found, expected, hint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +66,14 @@ def read_tsv(path: str | Path, start: int = 0, number: int = 0) -> Iterator[Line
     """The rows of a file, from byte ``start`` on, before which ``number`` lines stand."""
     path = check_file(path, "a TSV file of bottom-up features")
     with path.open("rb") as file:
-        names = _header(path, file.readline())
+        names = _header(path, file.readline(LONGEST))
         file.seek(start)
-        while text := file.readline():
+        while text := file.readline(LONGEST):
             number += 1
-            fields = text.rstrip(b"\r\n").split(b"\t")
+            if len(text) == LONGEST:  # a file without line ends would fill the memory
+                found = f"a line of {gigabytes(LONGEST)} or more"
+                raise problem(f"{path}, line {number}", found, "a picture a line", "Is it a TSV file?")
+            fields = _fields(text, first=number == 1)
             if number == 1 and names is not None:
                 continue
             if fields == [b""]:
@@ -75,9 +81,15 @@ def read_tsv(path: str | Path, start: int = 0, number: int = 0) -> Iterator[Line
             yield Line(path, number, file.tell(), _columns(path, number, fields, names))
 
 
+def _fields(text: bytes, first: bool) -> list[bytes]:
+    """A line cut at its tabs; the first may begin with a byte-order mark."""
+    text = text.removeprefix(codecs.BOM_UTF8) if first else text
+    return text.rstrip(b"\r\n").split(b"\t")
+
+
 def _header(path: Path, text: bytes) -> list[str] | None:
     """Names of columns, if the first line has them."""
-    first = text.rstrip(b"\r\n").split(b"\t")
+    first = _fields(text, first=True)
     if first[0] not in (b"image_id", b"img_id"):
         return None
     names = [name.decode("utf-8", "replace").strip() for name in first]
@@ -101,6 +113,8 @@ def decode(line: Line, swap_sizes: bool = False) -> Regions:
     """Numbers of a line, checked. swap_sizes: its width is a height, as in some files of the first layout."""
     if not line.name or "\ufffd" in line.name:
         raise line.problem("no name of a picture", "its file name or number in UTF-8")
+    if not line.name.isprintable():  # it is to stand on one line of the ids
+        raise line.problem(f"control characters in the name {line.name[:40]!r}", "a file name or number")
     width, height = (_whole(line, side) for side in ("width", "height"))
     if swap_sizes:
         width, height = height, width
@@ -115,10 +129,11 @@ def decode(line: Line, swap_sizes: bool = False) -> Regions:
 
 
 def _whole(line: Line, name: str) -> int:
-    """A positive whole number."""
+    """A positive whole number, of pixels or boxes."""
     text = line.columns[name].strip()
-    if not text.isdigit() or int(text) == 0:
-        raise line.problem(f"{text[:20].decode('utf-8', 'replace') or 'nothing'} as {name}", "a positive whole number")
+    if not text.isdigit() or len(text) > 9 or int(text) == 0:
+        found = f"{text[:20].decode('utf-8', 'replace') or 'nothing'} as {name}"
+        raise line.problem(found, "a positive whole number of at most nine digits")
     return int(text)
 
 
