@@ -39,6 +39,7 @@ from itm_utils.checkpoints import save_model
 from itm_utils.cli import Group
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Matcher
+from itm_utils.models.dcpa import DCPA
 from itm_utils.models.scan import SCAN
 from itm_utils.models.vsepp import MeanPool
 from itm_utils.precomp import PrecompSplit, open_split
@@ -359,6 +360,20 @@ def captions_as(content: bytes) -> Callable[[Path], object]:
     return lambda folder: (folder / "captions.csv").write_bytes(content)
 
 
+def circle(folder: Path) -> None:
+    (folder / "captions.csv").unlink()
+    to_itself(folder / "captions.csv")
+
+
+def a_pipe(folder: Path) -> None:
+    (folder / "captions.csv").unlink()
+    os.mkfifo(folder / "captions.csv")
+
+
+def list_of_all(name: str) -> list[str]:
+    return [f"{split}={{folder}}/{name}" for split in ("train", "dev", "test")]
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], dict, str]] = {
     "not UTF-8": (captions_as(b"p00.png,a caf\xe9\n"), {}, "captions.csv: found bytes that are not UTF-8 at position 13"),
     "UTF-16": (captions_as("p00.png,a\n".encode("utf-16")), {}, "Save it as UTF-8"),
@@ -374,6 +389,12 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict, str]] = {
     "sizes of nothing": (lambda f: None, {"sizes": "1,50,50"}, "at least one picture in each split"),
     "a list missing": (lambda f: None, {"lists": ["train=x"]}, "--split-list: found no list for dev and test"),
     "no such list": (lambda f: None, {"lists": ["train=x", "dev=y", "test=z"]}, "x: found no such file"),
+    "captions in a circle": (circle, {}, "captions.csv: found a symbolic link that leads nowhere or in a circle"),
+    "a pipe": (a_pipe, {}, "captions.csv: found neither a file nor a folder"),
+    "a list in a circle": (lambda f: to_itself(f / "x"), {"lists": list_of_all("x")}, "x: found a symbolic link"),
+    "a folder as list": (lambda f: (f / "x").mkdir(), {"lists": list_of_all("x")}, "x: found a folder, expected a list"),
+    "a place in a circle": (lambda f: to_itself(f / "out"), {}, "out: found a symbolic link that leads nowhere"),
+    "a place in a file": (lambda f: (f / "x").write_text(""), {"out": "x/out"}, "found that no folder can be made here"),
     "a full place": (lambda f: save(f / "out/mine.png"), {}, "out: found a folder with other files"),
     "a file in the way": (lambda f: (f / "out").write_text("mine"), {}, "out: found a file, expected an empty place"),
 }  # fmt: skip
@@ -384,6 +405,7 @@ def test_what_cannot_be_done_is_one_clear_error(folder: Path, kind: str) -> None
     spoil, how, expected = REFUSED[kind]
     spoil(folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    how = how | {"lists": [each.format(folder=folder) for each in how["lists"]]} if "lists" in how else how
     with pytest.raises(ItmError) as raised:
         make(folder, **how)
     assert expected in str(raised.value)
@@ -392,9 +414,35 @@ def test_what_cannot_be_done_is_one_clear_error(folder: Path, kind: str) -> None
 
 def test_a_split_without_a_readable_picture_is_an_error(folder: Path) -> None:
     (folder / "photos/in/p03.png").write_bytes(b"")  # the only one of test
-    with pytest.raises(ItmError, match="split test: found none of 1 pictures readable"):
+    with pytest.raises(ItmError, match=r"none of 1 pictures readable \(first: in/p03.png, an empty file\)"):
         make(folder)
     assert not (folder / "out").exists()
+
+
+def test_a_picture_that_cannot_be_opened_is_left_out_though_another_has_its_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of one size are compared; the one that is locked must not stop the others. (A lock stops no root user.)"""
+    for name in ("p00.png", "x.png"):
+        save(folder / "photos" / name)
+    add_caption(folder, "x.png,something strange")
+    opened = Path.open
+
+    def locked(path: Path, *how: object, **more: object) -> object:
+        if path.name == "x.png":
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *how, **more)
+
+    def unreadable(path: Path, *how: object, **more: object) -> object:
+        if path.name == "x.png":
+            raise UnreadableError("cannot be read (Permission denied)")
+        return read_picture(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", locked)
+    monkeypatch.setattr(extraction, "read_picture", unreadable)
+    made = make(folder, sizes="2,1,1")
+    assert "picture left out\tx.png\tcannot be read (Permission denied)" in as_text(made.remarks)
+    assert sum(pictures for pictures, _ in made.splits.values()) == 12
 
 
 def test_features_that_are_no_numbers_are_refused(folder: Path) -> None:
@@ -459,9 +507,14 @@ def test_an_interrupted_call_goes_on_only_with_the_same_inputs(folder: Path, mon
         make(folder)
     rows.write_bytes(whole)
     (staging / "state.json").rename(staging / "state")
-    (staging / "state.json").write_text("{")
-    with pytest.raises(ItmError, match="a damaged note"):
-        make(folder)
+    for content, message in {
+        "{": "a damaged note",
+        "[]": "a damaged note",
+        '{"facts": []}': "with other network",
+    }.items():
+        (staging / "state.json").write_text(content)
+        with pytest.raises(ItmError, match=message):
+            make(folder)
     (staging / "state").rename(staging / "state.json")
     assert make(folder).splits["train"] == (10, 20)
     with extraction._alone(staging), pytest.raises(ItmError, match="another process is writing it"):
@@ -546,7 +599,9 @@ def test_a_sentence_finds_pictures_as_scoring_does(run: Path, toy_root: Path, to
 
 def test_the_sheet_shows_matches_and_looks(run: Path, toy_root: Path, tmp_path: Path) -> None:
     out = tmp_path / "sheet.png"
-    asked = itm("search", "a red $ cube and a zebra", "--data", toy_root, "--model", run, "--top", 5, "--out", out)
+    asked = itm(
+        "search", "a red $ cube\n\udce9 and a zebra", "--data", toy_root, "--model", run, "--top", 5, "--out", out
+    )
     assert asked.exit_code == 0, asked.output
     assert "not in the vocabulary, and read as unknown: zebra" in asked.stdout and asked.stdout.count(".png  a ") == 5
     with Image.open(out) as sheet:
@@ -586,6 +641,46 @@ def test_a_model_without_attention_shows_matches_only(
     assert look_of(opened, 0, found.texts, 0, "a red cube") is None
     call = ("search", "a red cube", "--data", toy_root, "--model", tmp_path, "--out", tmp_path / "sheet.png")
     assert "MeanPool has no word that looks at regions" in itm(*call).stdout
+
+
+@pytest.mark.parametrize("shared", ["", "first/s{seed}"])
+def test_a_run_in_two_stages_ranks_with_the_sum_of_both(
+    toy_pairs: PairDataset, toy_root: Path, toy_vocabulary: Vocabulary, tmp_path: Path, shared: str
+) -> None:
+    torch.manual_seed(0)
+    sizes = {"token_dim": 6, "width": 8, "heads": 2, "feed_forward": 8, "word_dim": 8, "reader": "gru", "top": 2}
+    sizes["vocabulary_size"] = len(toy_vocabulary)
+    model = DCPA(toy_pairs.split.feature_dim, sizes | {"channels": 4}, sizes, intra_weight=0.3)
+    run = tmp_path / "runs/s4"
+    save_model(run / "inter/best.safetensors", model.inter, toy_pairs.identity())
+    first = tmp_path / "first/s4" if shared else run / "intra"
+    save_model(first / "best.safetensors", model.intra, toy_pairs.identity())
+    with pytest.raises(ItmError, match="s4: found no receipt, expected that of a finished run"):
+        searching.open_run(run, str(toy_root), "test")
+    (run / "09_dcpa").mkdir()
+    said = {"parameters": {"intra_weight": 0.3, "stage_one": shared}, "seed": 4}
+    (run / "09_dcpa/a.json").write_text(json.dumps(said))
+    opened = searching.open_run(run, str(toy_root), "test")
+    texts = WordCaptions(opened.split, toy_vocabulary)
+    scores = score_split(model, opened.split, texts)
+    found = searching.find_pictures(opened, opened.split.captions[17], 12)
+    assert np.allclose(found.scores, scores.t2i[found.numbers, 17], atol=1e-6)
+    assert look_of(opened, 0, texts, 17, opened.split.captions[17]) is not None
+    call = ("search", "a red cube", "--data", toy_root, "--out", tmp_path / "sheet.png", "--model")
+    assert f"stage two of DCPA alone; give {run} for the sum" in itm(*call, run / "inter").stdout
+    (first / "best.safetensors").unlink()
+    assert f"{first}: found no checkpoint" in itm(*call, run).stderr
+    first.rmdir()
+    assert "found no such f" in itm(*call, run).stderr
+
+
+@pytest.mark.parametrize("stage", ["intra", "joint"])
+def test_a_run_of_chapter_nine_with_one_training_opens(
+    toy_pairs: PairDataset, toy_root: Path, tmp_path: Path, stage: str
+) -> None:
+    model = MeanPool(9, toy_pairs.split.feature_dim, 8)
+    save_model(tmp_path / stage / "best.safetensors", model, toy_pairs.identity())
+    assert searching.open_run(tmp_path, str(toy_root), "test").path.parent.name == stage
 
 
 def test_every_matcher_says_where_its_words_look_or_has_none(any_pairs: PairDataset) -> None:

@@ -11,6 +11,7 @@ from itm_book.photos.captions import Line, read_lines
 from itm_book.photos.folder import find_files, is_picture_name, same_form
 from itm_book.photos.report import CAPTION, NOTE, PICTURE, Remark
 from itm_utils.errors import problem
+from itm_utils.files import read_text
 
 SPLITS = ("train", "dev", "test")
 
@@ -100,8 +101,11 @@ def _twins(photos: list[Photo]) -> list[Remark]:
     remarks = []
     for photo in photos:
         if sizes[photo.size] > 1 and photo.size:
-            with photo.path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            try:
+                with photo.path.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError:  # whoever reads the picture says so
+                continue
             if (other := first.setdefault(digest, photo.name)) != photo.name:
                 remarks.append(Remark(NOTE, photo.name, f"the same bytes as {other}"))
     return remarks
@@ -168,10 +172,5 @@ def _read_lists(lists: list[str]) -> dict[str, Path]:
 
 
 def _listed(path: Path) -> list[str]:
-    if not path.is_file():
-        raise problem(path, "no such file", "a list of pictures, one name a line")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise problem(path, f"bytes that are not UTF-8 at position {error.start}", "UTF-8 text") from error
+    lines = read_text(path, "a list of pictures, one name a line, in UTF-8").split("\n")
     return [line.strip() for line in lines if line.strip()]

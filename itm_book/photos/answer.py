@@ -10,12 +10,13 @@ from itm_book.photos.looks import Look, look_of
 from itm_book.photos.search import Opened, find_captions, find_pictures, image_number, passing_cache
 from itm_book.photos.sheet import captions_sheet, pictures_sheet, save_sheet
 from itm_utils.figures import use_style
+from itm_utils.models.dcpa import InterPAM
 
 
 def answer_query(opened: Opened, query: str, photos: Path | None, top: int, out: Path) -> Iterator[str]:
     """The best pictures for a sentence: a line each with score, name and first caption, and the sheet."""
     gallery, split = Gallery(opened.split, photos), opened.split
-    query = " ".join(query.split())
+    query = " ".join("".join(c if c.isprintable() else " " for c in query).split())
     with passing_cache():
         found = find_pictures(opened, query, top)
         look = look_of(opened, int(found.numbers[0]), found.texts, 0, query)
@@ -56,5 +57,7 @@ def _drawable(gallery: Gallery, image: int, look: Look | None) -> Look | None:
 def _why_no_look(opened: Opened, gallery: Gallery, image: int, look: Look | None) -> Iterator[str]:
     if look is None:
         yield f"note: {type(opened.model).__name__} has no word that looks at regions; the sheet shows the matches only"
+        if isinstance(opened.model, InterPAM):
+            yield f"note: this is stage two of DCPA alone; give {opened.path.parents[1]} for the sum of both, which looks"
     elif gallery.boxes(image) is None:
         yield f"note: {opened.split.root} has no boxes, so the sheet cannot show where words looked"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from itm_book.photos.report import CAPTION, NOTE, Remark
 from itm_utils.errors import problem
+from itm_utils.files import read_text
 from itm_utils.precomp import PRINTED_BYTES
 
 TOKEN = re.compile(r"^(?P<name>[^\t]+)#\d+\t")
@@ -35,7 +36,10 @@ def read_lines(path: Path) -> tuple[list[Line], list[Remark]]:
     """Every usable caption of a file, in its order, and what was wrong with the others."""
     lines: list[Line] = []
     remarks: list[Remark] = []
-    for number, name, raw in _cells(path, _text(path)):
+    text = read_text(
+        path, "a captions file in UTF-8", "Save it as UTF-8; spreadsheets have that choice in their export."
+    )
+    for number, name, raw in _cells(path, text):
         where = f"{path.name}, line {number}"
         caption = " ".join("".join(c if c.isprintable() else " " for c in raw).split())
         if why := _unusable(name, caption):
@@ -64,17 +68,6 @@ def _unusable(name: str, caption: str) -> str:
 
 def _example(remarks: list[Remark]) -> str:
     return f"The first one: {remarks[0].where}: {remarks[0].why}." if remarks else "The file is empty."
-
-
-def _text(path: Path) -> str:
-    """UTF-8 text with or without a byte-order mark, line ends of any system."""
-    if not path.is_file():
-        raise problem(path, "no such file" if not path.exists() else "a folder", "a captions file")
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        hint = "Save it as UTF-8; spreadsheets have that choice in their export."
-        raise problem(path, f"bytes that are not UTF-8 at position {error.start}", "UTF-8 text", hint) from error
 
 
 def _cells(path: Path, text: str) -> Iterator[tuple[int, str, str]]:

@@ -20,6 +20,7 @@ import PIL
 import torch
 from filelock import FileLock, Timeout
 
+from itm_book.data.disk import make_folder
 from itm_book.photos.album import SPLITS, Photo, read_album, split_by_lists, split_by_lot
 from itm_book.photos.growing import GrowingArray
 from itm_book.photos.network import GRID, EfficientNetLite0, Network, cell_boxes
@@ -107,26 +108,28 @@ def check_vocabulary(splits: dict[str, list[Photo]], least: int) -> Vocabulary:
 
 def _finished(out: Path, facts: dict[str, Any]) -> Made | None:
     """What stands in ``out`` if it was made from the same inputs; anything else there is not touched."""
+    hint = "Give another --out, or move it away."
+    if out.is_symlink() and not out.exists():
+        raise problem(out, "a symbolic link that leads nowhere or in a circle", "an empty place", hint)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    hint = "Give another --out, or move it away."
     if not (out / FACTS).is_file():
         raise problem(out, "a folder with other files" if out.is_dir() else "a file", "an empty place", hint)
     try:
         known = json.loads((out / FACTS).read_text(encoding="utf-8"))
         splits = {split: (known["pictures"][split], known["captions"][split]) for split in SPLITS}
         same = {name: known.get(name) for name in facts} == facts
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        said = [Remark(*line.split("\t")) for line in (out / SKIPPED).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise problem(out / FACTS, f"no description of features ({error!r})", "an empty place", hint) from error
     if not same:
         raise problem(out, "features of other pictures, captions or settings", "an empty place", hint)
-    said = [Remark(*line.split("\t")) for line in (out / SKIPPED).read_text(encoding="utf-8").splitlines()]
     return Made(out, splits, len(Vocabulary.of_folder(out)), said, kept=True)
 
 
 def _alone(staging: Path) -> AbstractContextManager:
     """One process a folder. The lock falls with the process, however it ends."""
-    staging.mkdir(parents=True, exist_ok=True)
+    make_folder(staging)
     try:
         return FileLock(staging / ".lock").acquire(timeout=0)
     except Timeout:
@@ -164,10 +167,11 @@ class _Extraction:
         hint = f"Remove {self.staging} to start over."
         try:
             state = State(**json.loads(path.read_text(encoding="utf-8")))
+            noted = dict(state.facts)
         except (ValueError, TypeError) as error:
             raise problem(path, f"a damaged note ({error})", "how far the last call came", hint) from error
         for name, value in facts.items():
-            if state.facts.get(name) != value:
+            if noted.get(name) != value:
                 found = f"a call that was interrupted, with other {name}"
                 raise problem(path, found, "the same pictures, captions and settings", hint)
         return state
@@ -216,10 +220,10 @@ class _Extraction:
         read = {split: [p for p in photos if p.name not in left_out] for split, photos in self.splits.items()}
         for split, photos in read.items():
             if not photos:
-                hint = (
-                    f"What was wrong with each stands in {self.staging / STATE}; remove {self.staging} to start over."
-                )
-                raise problem(f"split {split}", f"none of {len(self.splits[split])} pictures readable", "one", hint)
+                _, first, why = next(remark for remark in self.state.remarks if remark[1] == self.splits[split][0].name)
+                found = f"none of {len(self.splits[split])} pictures readable (first: {first}, {why})"
+                hint = f"Repair or replace pictures, then remove {self.staging} to start over."
+                raise problem(f"split {split}", found, "at least one that can be read", hint)
             self._write_split(split, photos)
         words = check_vocabulary(read, least)
         words.save(self.data / VOCABULARY)

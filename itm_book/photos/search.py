@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from itm_book.mine import captions_of, find_checkpoint, load_matcher, settings_in_receipt
+from itm_book.mine import captions_of, settings_in_receipt
+from itm_book.photos.stages import open_model
 from itm_utils.batches import image_batch
 from itm_utils.bert import BertCaptions, bert_captions
 from itm_utils.chapter import dataset_folder, token_states
@@ -69,8 +70,7 @@ class Found:
 
 def open_run(run: Path, data: str, split: str, trained_on: str = "") -> Opened:
     """The best weights of a run, and the split to search in. trained_on: the run's own data, where it is another."""
-    path = find_checkpoint(run)
-    model, known = load_matcher(path)
+    model, known, path = open_model(run)
     opened = open_split(dataset_folder(data), split)
     wanted = model.config.get("image_dim", opened.feature_dim)
     if wanted != opened.feature_dim:
