@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +160,20 @@ def test_splits_of_coco(tmp_path: Path) -> None:
     assert again.exit_code == 0 and "written" not in again.stdout
     assert "another content" in itm("split-captions", path, "--out", out, "--most", 3).stderr
     assert read_karpathy(path).file_names()[4] == "COCO_val2014_000000000004.jpg"
+
+
+def test_of_a_large_file_of_splits_only_what_is_asked_for_is_kept(tmp_path: Path) -> None:
+    path = karpathy_json(tmp_path / "f.json", {"train": list(range(100))})
+    words = [f"word{n}" for n in range(300)]
+    changed(path, lambda c: [s.update(tokens=words) for image in c["images"] for s in image["sentences"]])
+    tracemalloc.start()
+    splits = read_karpathy(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert splits.pictures("train")[99].captions[4] == "a red star . 99"
+    assert peak < 3 * path.stat().st_size  # the file as bytes and as text; all its words would be seven times as much
+    changed(path, lambda c: [s.pop("raw") for image in c["images"] for s in image["sentences"]])
+    assert read_karpathy(path).pictures("train")[99].captions[4] == " ".join(words)
 
 
 def dataset_of(path: Path, root: Path, split: str, pictures: int, most: int | None = None, repeat: int = 1) -> Path:

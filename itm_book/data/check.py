@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from itm_book.data.disk import check_file, counted, gigabytes
-from itm_book.data.karpathy import MANY_WORDS
+from itm_book.data.karpathy import BREAKS, MANY_WORDS
 from itm_book.data.known import KAGGLE_PAGE, KARPATHY_PAGE, NEEDED, PER_IMAGE, Known
 from itm_book.data.report import DAMAGED, MISSING, NOTE, OK, Finding, damaged, verdict
 from itm_book.data.scan import scan_boxes, scan_features
@@ -132,7 +131,7 @@ def check_captions(split: PrecompSplit) -> Iterator[Finding]:
         name, OK if each == str(PER_IMAGE) else NOTE, f"{counted(split.n_captions, 'caption')}, {each} an image"
     )
     twice = [f"line {line} as {lines[0]}" for lines in _grouped(split).values() for line in lines[1:]]
-    control = [f"line {n}" for n, c in enumerate(split.captions, 1) if any(unicodedata.category(x) == "Cc" for x in c)]
+    control = [f"line {n}" for n, c in enumerate(split.captions, 1) if BREAKS.search(c)]
     long = [f"line {n}, {len(c.split())} words" for n, c in enumerate(split.captions, 1) if len(c.split()) > MANY_WORDS]
     kinds = {"repeated for one image": twice, "with control characters": control, f"of over {MANY_WORDS} words": long}
     for kind, found in kinds.items():

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,11 @@ def read_lines(path: str | Path, expected: str) -> list[str]:
     return lines
 
 
-def read_json(path: str | Path, expected: str) -> Any:
-    """The content of a JSON file."""
+def read_json(path: str | Path, expected: str, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """The content of a JSON file. hook: what becomes of each object in it, at once: large files stay small so."""
     text = read_text(path, expected)
     try:
-        return json.loads(text)
+        return json.loads(text, object_hook=hook)
     except (ValueError, RecursionError) as error:  # the second of brackets within brackets without end
         raise problem(
             path, f"a damaged file ({error})", f"{expected}, complete", "Copy or download it again."

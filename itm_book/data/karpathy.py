@@ -7,7 +7,6 @@ with ``cocoid``. Its split ``restval`` (COCO's validation pictures that are neit
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,9 @@ FOLD = 1000  # the public COCO package calls the first 1,000 of testall test
 MANY_WORDS = 100
 COCO_NAME = re.compile(r"COCO_[a-z]+\d{4}_(\d{12})$")
 PICTURE = re.compile(r"\.(jpe?g|png|gif|bmp|webp)$", re.IGNORECASE)
+# Control characters, what some readers take for the end of a line, and halves of pairs that no file can hold.
+BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+NOT_READ = ("tokens", "sentids", "sentid", "filepath")  # most of a file's content
 HINT = "Karpathy's dataset_coco.json, dataset_flickr30k.json or dataset_flickr8k.json are meant."
 
 
@@ -99,7 +101,7 @@ def picture_key(name: str) -> str:
 def read_karpathy(path: str | Path) -> Karpathy:
     """Read and check a file of splits."""
     path = Path(path)
-    content = read_json(path, "a JSON file of Karpathy's splits")
+    content = read_json(path, "a JSON file of Karpathy's splits", _what_is_read)
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list) or not images:
         found = f"a {type(content).__name__}" if images is None else f"images that are a {type(images).__name__}"
@@ -116,6 +118,13 @@ def read_karpathy(path: str | Path) -> Karpathy:
     return Karpathy(path, bool(coco), splits, remarks.lines())
 
 
+def _what_is_read(record: dict[str, Any]) -> dict[str, Any]:
+    """An object of the file without what is not asked for: all of COCO's would be a gigabyte in memory."""
+    if "tokens" in record and "raw" not in record:
+        return record
+    return {name: value for name, value in record.items() if name not in NOT_READ}
+
+
 def _picture(path: Path, place: int, record: Any, remarks: _Remarks) -> tuple[str, Picture]:
     """The split of one record, and the record as a picture."""
     where = f"{path}, images[{place}]"
@@ -128,7 +137,7 @@ def _picture(path: Path, place: int, record: Any, remarks: _Remarks) -> tuple[st
     if record["split"] not in JOINED:
         raise problem(where, f"split {record['split']}", f"one of {', '.join(JOINED)}")
     name = record["filename"].strip()
-    if not name or any(breaks_lines(character) for character in name):
+    if not name or BREAKS.search(name):
         raise problem(where, f"{name!r} as filename", "a name on one line of text", HINT)
     number = record.get("cocoid", record.get("imgid", place))
     if type(number) is not int:  # not isinstance: true is no number
@@ -169,7 +178,7 @@ class _Remarks:
     def cleaned(self, raw: str, picture: str) -> str:
         """A caption on one line; empty where nothing is left of it."""
         # A line break within a caption would shift all captions after it by one.
-        caption = "".join(" " if breaks_lines(character) else character for character in raw).strip()
+        caption = BREAKS.sub(" ", raw).strip()
         if caption != raw.strip():
             self._add("caption", "with control characters, now spaces", picture)
         if not caption:
@@ -184,11 +193,6 @@ class _Remarks:
 
     def lines(self) -> list[str]:
         return [f"{counted(self.count[what], what[0])} {what[1]} (first: {self.first[what]})" for what in self.count]
-
-
-def breaks_lines(character: str) -> bool:
-    """Whether it is a control character, half of a pair that no file can hold, or what some take for a line's end."""
-    return character in "\u2028\u2029" or unicodedata.category(character) in ("Cc", "Cs")
 
 
 def split_files(splits: Karpathy, split: str, most: int = 0) -> dict[str, bytes]:
