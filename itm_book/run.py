@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from itm_book.notebooks import KERNEL_ENVIRONMENT
-from itm_book.recipes import Recipe
+from itm_book.recipes import Recipe, read_recipe
 from itm_utils.chapter import dataset_folder, keep_scores, read_scores, settings_of
 from itm_utils.errors import ItmError, problem
 from itm_utils.metrics import ensemble
@@ -199,7 +199,11 @@ def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
         while waiting or running:
             for job in next_jobs(waiting, running, at_a_time):
                 waiting.remove(job)
-                running[job] = start(job)
+                try:
+                    running[job] = start(job)
+                except (ItmError, OSError) as error:
+                    tqdm.write(f"{job.label}: not started: {error}", file=sys.stderr)
+                    failed.append(job)
             time.sleep(0.5)
             bar.n = done + sum(job.steps_done() for job in running)
             bar.refresh()
@@ -230,13 +234,21 @@ def next_jobs(waiting: list[Job], running: Iterable[Job], at_a_time: int) -> lis
     return chosen
 
 
+def as_planned(job: Job) -> list[str]:
+    """The papermill call that gives a run what was planned, whatever became of its recipe while it waited."""
+    now = read_recipe(job.root, job.recipe.path)
+    if now.values() != job.recipe.values():
+        tqdm.write(f"{job.label}: {job.recipe.path.name} has changed since this command began; the run is as planned")
+    return Job(now, job.parameters).command()
+
+
 def start(job: Job) -> subprocess.Popen:
     """Start papermill; all it says goes to a log beside the checkpoints."""
+    command = as_planned(job)
     job.folder.mkdir(parents=True, exist_ok=True)
     environment = dict(KERNEL_ENVIRONMENT)
     if job.parameters["device"] != "cpu":  # one thread each is for runs that share a processor
         environment = {name: value for name, value in environment.items() if not name.endswith("_NUM_THREADS")}
-    command = job.command()
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
         return subprocess.Popen(
             [sys.executable, "-m", *command],

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -16,9 +18,10 @@ from conftest import listens_to_interrupts
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
+from itm_book import run as running
 from itm_book.plan import described, plan
 from itm_book.recipes import find_recipe, read_overrides, read_recipe, read_seeds, recipes_of_table, tables_of
-from itm_book.run import expected_receipt, grid_jobs, make_jobs, next_jobs, search_jobs, shown, table_of
+from itm_book.run import expected_receipt, grid_jobs, make_jobs, next_jobs, run_jobs, search_jobs, shown, table_of
 from itm_utils.cli import app
 from itm_utils.errors import ItmError
 from itm_utils.receipts import read_receipt
@@ -42,6 +45,10 @@ def test_every_recipe_fits_its_notebook(path: Path) -> None:
     assert f"papermill notebooks/{found.chapter}.ipynb" in text and f"-f recipes/{path.name}" in text
     assert found.parameters["teach"] is False
     assert found.parameters["run_dir"] == f"runs/{path.stem}"
+    # What `itm run` adds to the papermill command in the file is a folder for each seed, and nothing else.
+    (job,) = make_jobs(found, [found.values()["seed"]], {})
+    given = [word for flag, *word in zip(*(job.command()[n:] for n in range(3)), strict=False) if flag == "-p"]
+    assert given == [["run_dir", f"runs/{path.stem}/s{job.seed}"]]
     assert yaml.safe_load(text)["arm"]
 
 
@@ -166,6 +173,42 @@ def test_runs_that_share_a_folder_take_turns() -> None:
     two, intra = plan(ROOT, ["09_dcpa_f30k", "09_dcpa_f30k_intra"], "", "0", [], [])
     assert next_jobs([two, intra], [], 2) == [two]  # whoever comes first trains stage one
     assert next_jobs([intra], plan(ROOT, ["09_dcpa_f30k"], "", "1", [], []), 2) == [intra]
+
+
+def test_a_recipe_that_changes_while_its_runs_wait_changes_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    for name in ("notebooks", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    names, paths = ["02_scan_scenes_t2i_avg", "02_scan_scenes_i2t_avg"], []
+    (tmp_path / "recipes").mkdir()
+    for name in names:
+        paths.append(tmp_path / f"recipes/{name}.yaml")
+        paths[-1].write_text((ROOT / f"recipes/{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    jobs = plan(tmp_path, names, "", "5-6", ["width=16"], [])
+    before = paths[0].read_text(encoding="utf-8")
+    epochs = jobs[0].parameters["epochs"]
+    changed = re.sub(
+        r"^epochs:.*$", "epochs: 99\nmargin: 0.5", before.replace("margin:", "# margin:"), flags=re.MULTILINE
+    )
+    started: list[list[str]] = []
+
+    def papermill(command: list[str], **how: object) -> subprocess.Popen:
+        started.append(command)
+        paths[0].write_text(changed, encoding="utf-8")  # while the first run is under way
+        paths[1].unlink(missing_ok=True)
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    monkeypatch.setattr(running.subprocess, "Popen", papermill)
+    monkeypatch.setattr(running.time, "sleep", lambda seconds: None)
+    failed = run_jobs(jobs, tmp_path / "results", at_a_time=1)
+    first, second = (shlex.join(command) for command in started)
+    assert "-p epochs" not in first and "-p width 16" in first
+    assert f"-p epochs {epochs}" in second and "-p margin 0.2" in second and "-p width 16" in second
+    assert failed == jobs[2:]  # their recipe is gone
+    said = capsys.readouterr()
+    assert "02_scan_scenes_t2i_avg.yaml has changed since this command began; the run is as planned" in said.out
+    assert said.err.count("not started: ") == 2 and "02_scan_scenes_i2t_avg.yaml" in said.err
 
 
 def test_seeds() -> None:
