@@ -205,7 +205,7 @@ def test_the_command_tells_what_it_did(folder: Path, monkeypatch: pytest.MonkeyP
     result = itm(*call, "--min-count", 2)
     assert result.exit_code == 0, result.output
     assert "picture left out: 1\n  bad.jpg: no picture inside" in result.stdout
-    assert "test: 1 pictures, 2 captions" in result.stdout and "out: made; " in result.stdout
+    assert "test: 1 picture, 2 captions" in result.stdout and "out: made; " in result.stdout
     before = content(folder / "out")
     again = itm(*call, "--min-count", 2)
     assert "was whole already, kept" in again.stdout and content(folder / "out") == before
@@ -674,12 +674,13 @@ def test_a_run_in_two_stages_ranks_with_the_sum_of_both(
     assert "found no such f" in itm(*call, run).stderr
 
 
-@pytest.mark.parametrize("stage", ["intra", "joint"])
-def test_a_run_of_chapter_nine_with_one_training_opens(
+@pytest.mark.parametrize("stage", ["intra", "joint", "final"])
+def test_a_run_that_keeps_what_ranks_in_a_folder_of_its_own_opens(
     toy_pairs: PairDataset, toy_root: Path, tmp_path: Path, stage: str
 ) -> None:
     model = MeanPool(9, toy_pairs.split.feature_dim, 8)
     save_model(tmp_path / stage / "best.safetensors", model, toy_pairs.identity())
+    save_model(tmp_path / "miner/best.safetensors", model, toy_pairs.identity())
     assert searching.open_run(tmp_path, str(toy_root), "test").path.parent.name == stage
 
 

@@ -27,6 +27,7 @@ def features(
     min_count: Annotated[int, typer.Option(min=1, help="How often a word must occur to be in the vocabulary.")] = 4,
 ) -> None:
     """Make a dataset of your own photographs. Called again after an interruption, it goes on."""
+    from itm_book.data.disk import counted
     from itm_book.photos.extract import SKIPPED, extract
     from itm_book.photos.report import summary
 
@@ -34,7 +35,7 @@ def features(
     for line in summary(made.remarks, str(made.folder / SKIPPED)):
         typer.echo(line)
     for split, (pictures, said) in made.splits.items():
-        typer.echo(f"{split}: {pictures:,} pictures, {said:,} captions")
+        typer.echo(f"{split}: {counted(pictures, 'picture')}, {counted(said, 'caption')}")
     state = "was whole already, kept" if made.kept else "made"
     typer.echo(f"{made.folder}: {state}; {made.words:,} words in the vocabulary")
 

@@ -11,7 +11,8 @@ from itm_utils.errors import problem
 from itm_utils.matcher import Matcher
 from itm_utils.models.dcpa import DCPA
 
-FIRST, SECOND, BOTH = "intra", "inter", "joint"  # folders of chapter 09's trainings
+FIRST, SECOND = "intra", "inter"
+ALONE = (FIRST, "joint", "final")  # folders of what ranks: of DCPA in one training, and of chapter 10's second round
 
 
 def open_model(run: Path) -> tuple[Matcher, dict[str, Any], Path]:
@@ -20,8 +21,7 @@ def open_model(run: Path) -> tuple[Matcher, dict[str, Any], Path]:
     run: its folder, or a checkpoint. Of a run in two stages the folder of one, or its checkpoint, is that stage alone.
     """
     if not (run / SECOND).is_dir():
-        one = next((run / name for name in (FIRST, BOTH) if (run / name).is_dir()), run)  # stage one alone, or at once
-        path = find_checkpoint(one)
+        path = find_checkpoint(next((run / name for name in ALONE if (run / name).is_dir()), run))
         return *load_matcher(path), path
     path = find_checkpoint(run / SECOND)
     second, known = load_matcher(path)
