@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
+from test_devices import MATCHERS
 
 from itm_utils.batches import PairDataset
 from itm_utils.matcher import Matcher, Offline, PairBatch
-from itm_utils.models.mmca import MMCA
 from itm_utils.models.scan import SCAN
-from itm_utils.models.sgraf import SGRAF
 from itm_utils.models.vsepp import VSEPP, HingeTriplet
 from itm_utils.training import TrainConfig, compiled_scores, train
 
@@ -37,7 +36,7 @@ def scores_of(model: Matcher, batch: PairBatch) -> torch.Tensor:
     return model.score(model.encode_images(batch.images), model.encode_texts(batch.texts)).i2t.float()
 
 
-@pytest.mark.parametrize("matcher", [SCAN, SGRAF, MMCA], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("matcher", MATCHERS, ids=lambda cls: cls.__name__)
 def test_half_precision(matcher: type[Matcher], any_pairs: PairDataset) -> None:
     model, batch = made(matcher, any_pairs).eval(), any_pairs[list(range(0, 60, 3))]
     with torch.inference_mode():
