@@ -145,14 +145,21 @@ def test_the_command_of_a_recipe_gives_the_same_with_papermill_alone(
     assert [one["parameters"] for one in alone] == [one["parameters"] for one in ours]
 
 
-def test_killed_in_its_second_stage_a_run_ends_with_the_same_ranks(finished: Callable, small_book: Path) -> None:
-    job = next(job for job in finished("09_dcpa") if job.recipe.name == "09_dcpa_f30k")
-    changes = options(job.recipe.name, run_dir="runs/cut", stage_one="runs/cut/first")
+@pytest.mark.parametrize(
+    ("name", "shared", "second", "all_steps"),
+    [("09_dcpa_f30k", "stage_one", "inter", 9), ("10_aoq_f30k_scan_adapoffquin", "round_one", "final", 3)],
+)
+def test_killed_in_its_second_stage_a_run_ends_with_the_same_ranks(
+    name: str, shared: str, second: str, all_steps: int, finished: Callable, small_book: Path
+) -> None:
+    job = next(job for job in finished(name[: name.index("_", 3)]) if job.recipe.name == name)
+    cut = f"runs/cut_{second}"
+    changes = options(job.recipe.name, run_dir=cut, **{shared: f"{cut}/first"})
     changes = [word for change in changes for word in ("-p", change)]
     itm = str(Path(sys.executable).with_name("itm"))
-    command = [itm, "run", job.recipe.name, *changes, "--results", str(small_book / "cut")]
+    command = [itm, "run", job.recipe.name, *changes, "--results", str(small_book / cut / "results")]
     running = subprocess.Popen(command, cwd=small_book, stdout=subprocess.DEVNULL)
-    log, deadline = small_book / "runs/cut/s0/inter/log.jsonl", time.monotonic() + 600
+    log, deadline = small_book / cut / "s0" / second / "log.jsonl", time.monotonic() + 600
     while not (log.is_file() and log.read_text(encoding="utf-8")):
         assert running.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
@@ -160,13 +167,15 @@ def test_killed_in_its_second_stage_a_run_ends_with_the_same_ranks(finished: Cal
         process.kill()
     running.wait()
     steps = [line for line in log.read_text(encoding="utf-8").splitlines() if '"loss"' in line]
-    assert len(steps) < 9 and not (small_book / "cut").exists()
-    first = next((small_book / "runs/cut/first").glob("step-*.safetensors"))
-    written = first.stat().st_mtime_ns
+    assert len(steps) < all_steps and not (small_book / cut / "results").exists()
+    made = [*(small_book / cut / "first").rglob("step-*.safetensors"), *(small_book / cut / "first").rglob("*.npy")]
+    written = {path: path.stat().st_mtime_ns for path in made}
+    assert written
     subprocess.run(command, cwd=small_book, check=True, capture_output=True)
-    assert first.stat().st_mtime_ns == written  # stage one was read, not trained again
-    whole, cut = (receipts_of(job, small_book / place)[0] for place in ("results", "cut"))
-    assert cut["ranks"] == whole["ranks"] and cut["metrics"]["rsum"] == whole["metrics"]["rsum"]
+    # The first training was read, and so were the lists that were mined with it: nothing was made again.
+    assert {path: path.stat().st_mtime_ns for path in made} == written
+    whole, resumed = (receipts_of(job, small_book / place)[0] for place in ("results", f"{cut}/results"))
+    assert resumed["ranks"] == whole["ranks"] and resumed["metrics"]["rsum"] == whole["metrics"]["rsum"]
 
 
 # Methods that the four papers print for comparison, with the numbers of others.
