@@ -16,7 +16,7 @@ from itm_utils.uncertainty import seed_interval
 
 DATASET = "flickr8k"
 YARDSTICK = "benchmarks/results/photo_cca.json"
-HEADS = ["arm", "chapter", "text", *(name.replace("_r", " R@") for name in RECALLS), "rsum", "seeds"]
+HEADS = ["arm", "chapter", "text", "i2t R@1, 5, 10", "t2i R@1, 5, 10", "rsum", "seeds"]
 
 
 def photographs_fragment(ledger: Ledger) -> str:
@@ -48,8 +48,13 @@ def arm_row(arm: str, chapter: str, runs: list[Mapping[str, Any]]) -> tuple[floa
         _, low, high = seed_interval(values["rsum"])
         rsum += f" \\[{low:.1f}, {high:.1f}\\]"
     models = "" if runs[0]["models"] == 1 else f" ({runs[0]['models']} models)"
-    shown = [f"{np.mean(values[name]):.1f}" for name in RECALLS]
+    shown = both_ways({name: float(np.mean(values[name])) for name in RECALLS})
     return mean, [arm + models, chapter[:2], text_of(runs[0]["parameters"]), *shown, rsum, str(len(runs))]
+
+
+def both_ways(recalls: Mapping[str, float]) -> list[str]:
+    """The recalls of each direction in one cell: six columns of their own make the table too wide for a page."""
+    return [" · ".join(f"{recalls[name]:.1f}" for name in RECALLS if name.startswith(way)) for way in ("i2t", "t2i")]
 
 
 def text_of(parameters: Mapping[str, Any]) -> str:
@@ -62,8 +67,7 @@ def yardstick(root: Path) -> Iterator[tuple[float, list[str]]]:
     """The row of the closed-form model, if it was measured."""
     if (path := root / YARDSTICK).is_file():
         found = json.loads(path.read_text(encoding="utf-8"))["test"]
-        shown = [f"{found[name]:.1f}" for name in RECALLS]
-        yield found["rsum"], ["*regularised CCA*", "–", "bag of words", *shown, f"{found['rsum']:.1f}", "–"]
+        yield found["rsum"], ["*regularised CCA*", "–", "bag of words", *both_ways(found), f"{found['rsum']:.1f}", "–"]
 
 
 def verdicts(ledger: Ledger) -> Iterator[str]:
@@ -76,6 +80,15 @@ def verdicts(ledger: Ledger) -> Iterator[str]:
     if decided:
         rows = [[name, one.verdict, ledger.verdict(name, "scenes").verdict, held(one)] for name, one in decided.items()]
         yield from table(["claim", "Flickr8k", "little world", "on Flickr8k"], rows)
+    for name, one in decided.items():
+        yield from reasons(one, (ledger.claims | ledger.foundations)[name]["claim"])
+
+
+def reasons(one: Verdict, claim: str) -> Iterator[str]:
+    """The claim in words, and each comparison with its interval over the seeds."""
+    yield f"**{one.id}** {claim} *{one.verdict.capitalize()}* on Flickr8k:\n"
+    yield from (f"- {finding.status}: {finding}; expected {finding.expected}" for finding in one.findings)
+    yield ""
 
 
 def held(one: Verdict) -> str:

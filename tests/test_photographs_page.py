@@ -40,7 +40,7 @@ def test_arms_are_sorted_among_them_the_yardstick(tmp_path: Path) -> None:
     path.write_text(json.dumps({"test": dict.fromkeys(RECALLS, 40.65) | {"rsum": 243.9}}))
     saem, scan, cca, gru = rows_of(list(recalls(ledger)))
     assert [row[2] for row in (saem, scan, cca, gru)] == ["minilm", "words", "bag of words", "words"]
-    assert scan[3] == "41.0" and scan[-2:] == ["246.0 \\[231.1, 260.9\\]", "3"]
+    assert scan[3] == scan[4] == "41.0 · 41.0 · 41.0" and scan[-2:] == ["246.0 \\[231.1, 260.9\\]", "3"]
     assert saem[-2:] == ["300.0", "1"]  # one seed has no interval
     assert cca[-2:] == ["243.9", "–"]
 
@@ -59,6 +59,9 @@ def test_verdicts_of_two_worlds_stand_side_by_side() -> None:
 
     rules = {"A-01": {"datasets": {"scenes": 5, "flickr8k": 3}}, "A-02": {"datasets": {"flickr8k": 3}}}
     rules |= {"A-03": {"datasets": {"scenes": 5}}, "A-04": {"kind": "table"}}
-    lines = list(verdicts(SimpleNamespace(rules=rules, verdict=verdict)))
+    claims = {name: {"claim": f"What {name} says."} for name in rules}
+    lines = list(verdicts(SimpleNamespace(rules=rules, verdict=verdict, claims=claims, foundations={})))
     assert "1 of the 2 claims" in lines[1]
     assert rows_of(lines) == [["A-01", "partly", "reproduced", "1 hold, 2 open"]]
+    assert lines[-5].startswith("**A-01** What A-01 says. *Partly* on Flickr8k")
+    assert lines[-4] == "- holds: a − b: +1.0 [+0, +2.0], n = 3; expected above 0"
