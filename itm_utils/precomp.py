@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from itm_utils.errors import problem
-from itm_utils.files import read_text
+from itm_utils.files import check_file, read_text
 
 FLOATS = (np.float16, np.float32, np.float64)
 # What `str(line)` makes of bytes in Python 3: ports of the public loaders train on such captions.
@@ -84,8 +84,7 @@ class FeatureFile:
 
 def load_array(path: Path, mmap_mode: str | None = None) -> np.ndarray:
     """``np.load`` with one clear error for everything that can be wrong with a download."""
-    if not path.is_file():
-        raise problem(path, "no such file", "a .npy file of the precomputed format")
+    check_file(path, "a .npy file of the precomputed format")
     try:
         with np.errstate(over="raise"):  # of a damaged shape
             array = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)

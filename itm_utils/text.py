@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from itm_utils.errors import problem
-from itm_utils.files import write_text
+from itm_utils.files import check_file, write_text
 
 PAD, START, END, UNK = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL = (PAD, START, END, UNK)  # ids 0, 1, 2, 3 in every public vocabulary
@@ -124,9 +124,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
         """Read the public JSON and check that ids are 0 … n-1 with the special symbols in front."""
-        path = Path(path)
-        if not path.is_file():
-            raise problem(path, "no such file", "a vocabulary JSON with the key word2idx")
+        path = check_file(path, "a vocabulary JSON with the key word2idx")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             word2idx = {str(word): int(index) for word, index in content["word2idx"].items()}
