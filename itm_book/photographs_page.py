@@ -16,7 +16,7 @@ from itm_utils.uncertainty import seed_interval
 
 DATASET = "flickr8k"
 YARDSTICK = "benchmarks/results/photo_cca.json"
-HEADS = ["arm", "chapter", "text", "i2t R@1, 5, 10", "t2i R@1, 5, 10", "rsum", "seeds"]
+HEADS = ["arm", "chapter", "text", "i2t R@1/5/10", "t2i R@1/5/10", "rsum", "seeds"]
 
 
 def photographs_fragment(ledger: Ledger) -> str:
@@ -54,7 +54,7 @@ def arm_row(arm: str, chapter: str, runs: list[Mapping[str, Any]]) -> tuple[floa
 
 def both_ways(recalls: Mapping[str, float]) -> list[str]:
     """The recalls of each direction in one cell: six columns of their own make the table too wide for a page."""
-    return [" · ".join(f"{recalls[name]:.1f}" for name in RECALLS if name.startswith(way)) for way in ("i2t", "t2i")]
+    return ["/".join(f"{recalls[name]:.1f}" for name in RECALLS if name.startswith(way)) for way in ("i2t", "t2i")]
 
 
 def text_of(parameters: Mapping[str, Any]) -> str:

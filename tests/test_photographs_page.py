@@ -40,7 +40,7 @@ def test_arms_are_sorted_among_them_the_yardstick(tmp_path: Path) -> None:
     path.write_text(json.dumps({"test": dict.fromkeys(RECALLS, 40.65) | {"rsum": 243.9}}))
     saem, scan, cca, gru = rows_of(list(recalls(ledger)))
     assert [row[2] for row in (saem, scan, cca, gru)] == ["minilm", "words", "bag of words", "words"]
-    assert scan[3] == scan[4] == "41.0 · 41.0 · 41.0" and scan[-2:] == ["246.0 \\[231.1, 260.9\\]", "3"]
+    assert scan[3] == scan[4] == "41.0/41.0/41.0" and scan[-2:] == ["246.0 \\[231.1, 260.9\\]", "3"]
     assert saem[-2:] == ["300.0", "1"]  # one seed has no interval
     assert cca[-2:] == ["243.9", "–"]
 
