@@ -60,6 +60,8 @@ def find_checkpoint(source: Path) -> Path:
 def load_matcher(path: Path) -> tuple[Matcher, dict[str, Any]]:
     """The model of a checkpoint, and what the checkpoint says of its data."""
     checkpoint = read_checkpoint(path)
+    if missing := [key for key in ("model", "config", "provenance") if key not in checkpoint.info]:
+        raise problem(path, f"nothing about {', '.join(missing)}", "a checkpoint that training wrote")
     name = checkpoint.info["model"]
     for module in pkgutil.iter_modules(itm_utils.models.__path__):
         kind = getattr(importlib.import_module(f"itm_utils.models.{module.name}"), name, None)

@@ -64,7 +64,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise problem(path, f"no safetensors file ({error})", "a checkpoint of this book") from error
     if metadata.get("format") != FORMAT:
         raise problem(path, f"format {metadata.get('format')}", f"{FORMAT}", "Published weights load with from_public.")
-    return Checkpoint(tensors, json.loads(metadata["info"]))
+    try:
+        info = json.loads(metadata.get("info", ""))
+    except json.JSONDecodeError:
+        info = None
+    if not isinstance(info, dict):
+        raise problem(path, f"metadata {str(metadata.get('info'))[:60]!r}", "the JSON that this book writes")
+    return Checkpoint(tensors, info)
 
 
 def model_info(model: Matcher, provenance: Mapping[str, str]) -> dict[str, Any]:
@@ -90,7 +96,10 @@ def save_model(path: Path, model: Matcher, provenance: Mapping[str, str], **more
 def load_model(path: Path, model: Matcher, provenance: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Load weights into ``model``; refuse those of another model or of other data. Returns the file's JSON."""
     checkpoint = read_checkpoint(path)
-    check_same(path, checkpoint.info, model_info(model, provenance or checkpoint.info["provenance"]))
+    expected = model_info(model, provenance or {})
+    if provenance is None:
+        del expected["provenance"]  # any data will do
+    check_same(path, checkpoint.info, expected)
     load_weights(path, model, checkpoint)
     return checkpoint.info
 
@@ -114,7 +123,8 @@ def check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]
         raise problem(path, f"{name} = {found[name]!r}", f"no {name}", HINT)
     for name, value in expected.items():
         if isinstance(value, Mapping):
-            check_same(path, found.get(name) or {}, value, whole=True)
+            nested = found.get(name)
+            check_same(path, nested if isinstance(nested, Mapping) else {}, value, whole=True)
         elif found.get(name) != _as_json(value):
             raise problem(path, f"{name} = {found.get(name)!r}", f"{name} = {value!r}", HINT)
 

@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from toy_dataset import write_toy_dataset
 
 from itm_utils.batches import PairDataset, ResumableBatches, WordCaptions
 from itm_utils.checkpoints import (
+    FORMAT,
     Checkpoint,
     load_model,
     read_checkpoint,
@@ -308,6 +310,14 @@ def test_files_that_are_no_checkpoint(tmp_path: Path, content: bytes | None) -> 
         path.write_bytes(content)
     with pytest.raises(ItmError, match=r"c\.safetensors"):
         read_checkpoint(path)
+
+
+@pytest.mark.parametrize("info", [None, "{", "[1, 2]", '{"model": "MeanPool", "config": [1], "provenance": 3}', "{}"])
+def test_metadata_of_somebody_else(toy_pairs: PairDataset, tmp_path: Path, info: str | None) -> None:
+    path, metadata = tmp_path / "c.safetensors", {"format": FORMAT} | ({"info": info} if info else {})
+    save_file({"model.x": torch.zeros(1)}, path, metadata=metadata)
+    with pytest.raises(ItmError, match=r"c\.safetensors"):
+        load_model(path, model_for(toy_pairs))
 
 
 def test_unwritable_output_is_one_clear_error(toy_pairs: PairDataset, tmp_path: Path) -> None:
