@@ -73,9 +73,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(tensors, info)
 
 
-def model_info(model: Matcher, provenance: Mapping[str, str]) -> dict[str, Any]:
-    """What must agree before weights are loaded: the class, its arguments, and where the data came from."""
-    return {"model": type(model).__name__, "config": model.config, "provenance": dict(provenance)}
+def model_info(model: Matcher, provenance: Mapping[str, str] | None) -> dict[str, Any]:
+    """What must agree before weights are loaded: the class, its arguments and, if given, where the data came from."""
+    data = {} if provenance is None else {"provenance": dict(provenance)}
+    return {"model": type(model).__name__, "config": model.config} | data
 
 
 def fingerprint_of(model: Matcher) -> str:
@@ -96,10 +97,7 @@ def save_model(path: Path, model: Matcher, provenance: Mapping[str, str], **more
 def load_model(path: Path, model: Matcher, provenance: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Load weights into ``model``; refuse those of another model or of other data. Returns the file's JSON."""
     checkpoint = read_checkpoint(path)
-    expected = model_info(model, provenance or {})
-    if provenance is None:
-        del expected["provenance"]  # any data will do
-    check_same(path, checkpoint.info, expected)
+    check_same(path, checkpoint.info, model_info(model, provenance))
     load_weights(path, model, checkpoint)
     return checkpoint.info
 

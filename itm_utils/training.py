@@ -113,11 +113,8 @@ class _Run:
         self.sampler = loader.batch_sampler
         self.steps_per_epoch = len(self.sampler) // self.accelerator.num_processes
         if self.steps_per_epoch == 0:
-            raise problem(
-                "batch_size",
-                f"{config.batch_size}, less than one batch a process",
-                "more data or smaller batches",
-            )
+            found = f"{config.batch_size}, less than one batch a process"
+            raise problem("batch_size", found, "more data or smaller batches")
         model.to(self.device)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.Adam(self.trained, lr=config.learning_rate)
@@ -179,9 +176,7 @@ class _Run:
         if self.main and left > WORTH_SAYING:
             hours, minutes = divmod(round(left / 60), 60)
             took = f"{hours} h {minutes} min" if hours else f"{minutes} min"
-            print(
-                f"{MEASURED} steps took {seconds:.1f} s: about {took} of training to go, without validation", flush=True
-            )
+            print(f"{MEASURED} steps took {seconds:.1f} s: about {took} to go, validation not counted", flush=True)
 
     def _train_step(self, batch: PairBatch) -> dict[str, float]:
         self.model.train()
@@ -190,19 +185,14 @@ class _Run:
             group["lr"] = rate
         loss, logs = self.forward(batch)
         if not torch.isfinite(loss):
-            raise problem(
-                "loss",
-                f"{loss.item()} at step {self.step}",
-                "a finite number",
-                f"Look at the batch: images {batch.images.ids.tolist()[:5]} …",
-            )
+            hint = f"Look at the batch: images {batch.images.ids.tolist()[:5]} …"
+            raise problem("loss", f"{loss.item()} at step {self.step}", "a finite number", hint)
         self.optimizer.zero_grad()
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(self.trained, self.config.clip_norm or math.inf)
         if not torch.isfinite(norm):
-            raise problem(
-                "gradient", f"{norm.item()} at step {self.step}", "finite numbers", "Weights were not changed."
-            )
+            found = f"{norm.item()} at step {self.step}"
+            raise problem("gradient", found, "finite numbers", "Weights were not changed.")
         self.optimizer.step()
         self.step += 1
         return {"step": self.step, "loss": loss.item(), "rate": rate, "gradient_norm": float(norm), **logs}
