@@ -1,11 +1,14 @@
-"""A yardstick that needs no training: regularised CCA between mean regions and bags of words.
+"""A yardstick that needs no training: regularised CCA between mean regions and what a caption says.
 
 Both sides are mapped linearly so that a picture and its captions correlate as much as possible (canonical correlation
 analysis); each direction counts by a power of its correlation. Ridges and power are chosen on dev.
 
     python benchmarks/photo_cca.py --data data/flickr8k --keep runs/photo_cca
+    python benchmarks/photo_cca.py --data data/flickr8k --text-encoder data/minilm
 
-(a minute of one core; writes results/photo_cca.json, and with --keep the scores for benchmarks/judgements.py)
+(a minute of one core each. The second takes the mean token state of a frozen text encoder instead of the words: the
+yardstick of models that read one. Writes results/photo_cca.json or results/photo_cca_minilm.json, after the encoder's
+name, and with --keep the scores for benchmarks/judgements.py)
 """
 
 from __future__ import annotations
@@ -19,17 +22,22 @@ import numpy as np
 import torch
 from harness import RESULTS, finish
 
+from itm_utils.bert import bert_captions
 from itm_utils.chapter import write_scores
 from itm_utils.matcher import Scores
 from itm_utils.metrics import evaluate
 from itm_utils.precomp import PrecompSplit, open_split
 from itm_utils.text import Vocabulary
 
-PICTURE_RIDGES, WORD_RIDGES, POWERS = (0.01, 0.1, 1), (0.01, 0.1, 1, 10), (0.5, 1, 2)  # ridges: of the mean variance
+PICTURE_RIDGES, WORD_RIDGES, POWERS = (
+    (0.01, 0.1, 1, 10),
+    (0.01, 0.1, 1, 10),
+    (0.25, 0.5, 1, 2),
+)  # ridges: of the mean variance
 
 
 class Sides(NamedTuple):
-    """A split. pictures: (i, d) mean regions. words: (c, v) weighted bags of length one. owner: (c,) image of each."""
+    """A split. pictures: (i, d) mean regions. words: (c, v) weighted bags, or mean token states. owner: (c,) image of each."""
 
     pictures: torch.Tensor
     words: torch.Tensor
@@ -93,24 +101,42 @@ def scores_of(split: Sides, known: Covariances, maps: tuple[torch.Tensor, ...], 
     return Scores.same(pictures @ words.T)
 
 
-def open_sides(data: Path) -> dict[str, Sides]:
-    """The three splits; rare words weigh more, as counted on train."""
-    vocabulary = Vocabulary.of_folder(data)
-    splits = {name: open_split(data, name) for name in ("train", "dev", "test")}
-    counted = {name: bags(split, vocabulary) for name, split in splits.items()}
+def weighted_bags(splits: dict[str, PrecompSplit], data: Path) -> dict[str, torch.Tensor]:
+    """(c, v) of each split, of length one; rare words weigh more, as counted on train."""
+    counted = {name: bags(split, Vocabulary.of_folder(data)) for name, split in splits.items()}
     weights = torch.log(len(counted["train"]) / (1 + counted["train"].sum(dim=0)))
-    normal = {name: torch.nn.functional.normalize(found * weights, dim=1) for name, found in counted.items()}
-    return {name: Sides(mean_regions(split), normal[name], split.owner) for name, split in splits.items()}
+    return {name: torch.nn.functional.normalize(found * weights, dim=1) for name, found in counted.items()}
+
+
+def mean_states(split: PrecompSplit, encoder: str) -> torch.Tensor:
+    """(c, d) the mean over the tokens of each caption, cut as the recipes cut them."""
+    captions = bert_captions(split, encoder, max_tokens=32)
+    sums = np.add.reduceat(captions.states, captions.starts[:-1], axis=0, dtype=np.float32)
+    return torch.from_numpy(sums / captions.lengths[:, None].astype(np.float32))
+
+
+def open_sides(data: Path, encoder: str | None) -> dict[str, Sides]:
+    """The three splits."""
+    splits = {name: open_split(data, name) for name in ("train", "dev", "test")}
+    texts = (
+        {name: mean_states(split, encoder) for name, split in splits.items()}
+        if encoder
+        else weighted_bags(splits, data)
+    )
+    return {name: Sides(mean_regions(split), texts[name], split.owner) for name, split in splits.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--keep", type=Path, help="folder for scores.safetensors of the test split")
-    parser.add_argument("--out", type=Path, default=RESULTS / "photo_cca.json")
+    parser.add_argument("--text-encoder", help="folder of a frozen encoder whose mean states are taken, not the words")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    name = Path(args.text_encoder).name if args.text_encoder else ""
+    args.out = args.out or RESULTS / (f"photo_cca_{name}.json" if name else "photo_cca.json")
     torch.set_num_threads(1)
-    sides = open_sides(args.data)
+    sides = open_sides(args.data, args.text_encoder)
     known, found = covariances(sides["train"]), {}
     for ridge, word_ridge in product(PICTURE_RIDGES, WORD_RIDGES):
         maps = directions(known, ridge, word_ridge)
@@ -123,7 +149,7 @@ def main() -> None:
     if args.keep:
         write_scores(args.keep / "scores.safetensors", scores)
     what = {"picture_ridge": ridge, "word_ridge": word_ridge, "power": power, "dev_rsum": found[best]}
-    what |= {"dataset": open_split(args.data, "test").identity(), "text": "bag of words, rare words weigh more"}
+    what |= {"dataset": open_split(args.data, "test").identity(), "text": name or "bag of words"}
     finish(args, {"what": what, "test": evaluate(scores, sides["test"].owner).as_dict()})
 
 

@@ -133,8 +133,18 @@ def share(hits: int, of: int) -> dict[str, float | int | None]:
 
 def wrong_pairs(judgements: Judgements, owner: np.ndarray) -> dict[str, float | int | None]:
     """Of the judged pairs that the split counts as wrong: how many are right."""
-    wrong = judgements.judged & (np.asarray(owner)[None, :] != np.arange(len(judgements.judged))[:, None])
-    return share(int((wrong & judgements.right).sum()), int(wrong.sum()))
+    return called_right(judgements, ~own_pairs(judgements, owner))
+
+
+def own_pairs(judgements: Judgements, owner: np.ndarray) -> np.ndarray:
+    """(i, c) True where a caption was written for the picture."""
+    return np.asarray(owner)[None, :] == np.arange(len(judgements.judged))[:, None]
+
+
+def called_right(judgements: Judgements, pairs: np.ndarray) -> dict[str, float | int | None]:
+    """Of these pairs, as far as they were judged, how many are right. pairs: (i, c) True for those asked about."""
+    judged = judgements.judged & pairs
+    return share(int((judged & judgements.right).sum()), int(judged.sum()))
 
 
 def audit(scores: Scores, owner: np.ndarray, judgements: Judgements, columns: np.ndarray) -> dict[str, dict]:
@@ -222,9 +232,10 @@ def audit_runs(split: PrecompSplit, folder: str | Path, runs: Mapping[str, Score
     judgements = read_judgements(folder, split)
     columns = np.flatnonzero(judgements["either"].judged.any(axis=0))
     pairs = {name: wrong_pairs(one, split.owner) for name, one in judgements.items()}
+    own = {name: called_right(one, own_pairs(one, split.owner)) for name, one in judgements.items()}
     wrong = (split.n_images - 1) * len(columns)
     return {
-        "pairs": {"by_definition": pairs, "wrong": wrong, "agreement": agreement(judgements, split.owner)},
+        "pairs": {"by_definition": pairs, "own": own, "wrong": wrong, "agreement": agreement(judgements, split.owner)},
         "judged_captions": len(columns),
         "runs": {
             label: {
@@ -239,6 +250,6 @@ def audit_runs(split: PrecompSplit, folder: str | Path, runs: Mapping[str, Score
 def agreement(judgements: Mapping[str, Judgements], owner: np.ndarray) -> dict[str, int]:
     """Wrong pairs that both groups judged, by who calls them right."""
     crowd, expert = judgements["crowd"], judgements["expert"]
-    both = crowd.judged & expert.judged & (np.asarray(owner)[None, :] != np.arange(len(crowd.judged))[:, None])
+    both = crowd.judged & expert.judged & ~own_pairs(crowd, owner)
     names = {"neither": (False, False), "crowd": (True, False), "expert": (False, True), "both": (True, True)}
     return {name: int((both & (crowd.right == c) & (expert.right == e)).sum()) for name, (c, e) in names.items()}

@@ -53,6 +53,11 @@ def of_pairs(found: Mapping[str, Any]) -> Iterator[str]:
         f"The two groups judged {sum(both.values()):,} in common: {both['both']:,} are right to both, {both['neither']:,} "
         f"to neither, {both['expert']:,} to the experts alone and {both['crowd']:,} to the crowd alone.\n"
     )
+    own = {name: f"{one['right']:,} of {one['of']:,}" for name, one in pairs["own"].items()}
+    yield (
+        "Can the judges be trusted? They also saw pairs that do belong together. Of these the crowd calls "
+        f"{own['crowd']} right, the experts {own['expert']}, or {own['expert strict']} by the strict definition.\n"
+    )
 
 
 def of_errors(runs: Mapping[str, Any]) -> Iterator[str]:
@@ -60,7 +65,8 @@ def of_errors(runs: Mapping[str, Any]) -> Iterator[str]:
     yield "## Of the errors of a model\n"
     yield (
         "Results among the first one or five that were not written for the query, and of those that were judged, the "
-        "share that is right: to the crowd or the experts' majority (*either*), or to the crowd.\n"
+        "share that is right: to the crowd or the experts' majority (*either*), or to the crowd, of those that the crowd "
+        "judged. One run of each model is audited, so its recalls differ a little from means over seeds.\n"
     )
     rows = []
     for label, run in runs.items():
@@ -69,7 +75,15 @@ def of_errors(runs: Mapping[str, Any]) -> Iterator[str]:
                 crowd, either = (run["audit"][name][way]["errors"][k] for name in ("crowd", "either"))
                 counts = [either["errors"], either["of"], percent(either), percent(crowd)]
                 rows.append([label, words, k, *counts])
-    heads = ["model", "search", "first", "wrong by the split", "of these judged", "right (either)", "right (crowd)"]
+    heads = [
+        "model",
+        "search",
+        "first",
+        "wrong by the split",
+        "of these judged by anyone",
+        "right (either)",
+        "right (crowd)",
+    ]
     yield from table(heads, rows)
 
 

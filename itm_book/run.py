@@ -246,17 +246,22 @@ def start(job: Job) -> subprocess.Popen:
     """Start papermill; all it says goes to a log beside the checkpoints."""
     command = as_planned(job)
     job.folder.mkdir(parents=True, exist_ok=True)
-    environment = dict(KERNEL_ENVIRONMENT)
-    if job.parameters["device"] != "cpu":  # one thread each is for runs that share a processor
-        environment = {name: value for name, value in environment.items() if not name.endswith("_NUM_THREADS")}
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
         return subprocess.Popen(
             [sys.executable, "-m", *command],
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=job.root,
-            env=os.environ | environment,
+            env=environment_of(job),
         )
+
+
+def environment_of(job: Job) -> dict[str, str]:
+    """That of an executed chapter, less what would hold a long run back."""
+    left_out = ["HF_HUB_OFFLINE"]  # BERT comes from the model hub, unless the user says otherwise
+    if job.parameters["device"] != "cpu":  # one thread each is for runs that share a processor
+        left_out += [name for name in KERNEL_ENVIRONMENT if name.endswith("_NUM_THREADS")]
+    return os.environ | {name: value for name, value in KERNEL_ENVIRONMENT.items() if name not in left_out}
 
 
 def finish(job: Job, process: subprocess.Popen, results: Path) -> bool:

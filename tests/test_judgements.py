@@ -16,7 +16,9 @@ from itm_book.judgements import (
     above_chance,
     audit,
     audit_runs,
+    called_right,
     numbering,
+    own_pairs,
     read_judgements,
     wilson,
     wrong_pairs,
@@ -64,6 +66,8 @@ def test_each_definition_reads_its_file(split: PrecompSplit) -> None:
     assert found["either"].judged.sum() == 6
     counted = wrong_pairs(found["expert"], split.owner)  # the own pair of a.jpg is not among them
     assert (counted["right"], counted["of"]) == (2, 3)
+    counted = called_right(found["expert"], own_pairs(found["expert"], split.owner))  # but here it is alone
+    assert (counted["right"], counted["of"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -212,4 +216,6 @@ def test_the_page_shows_what_was_counted(split: PrecompSplit) -> None:
     assert f"| {crowd['of']} | {crowd['right']} |" in text
     told = found["runs"]["SCAN | one"]["audit"]["either"]["t2i"]["errors"]["1"]
     assert f"| {told['errors']} | {told['of']} |" in text
+    own = found["pairs"]["own"]
+    assert own["crowd"]["of"] == 6 and f"the crowd calls {own['crowd']['right']} of 6 right" in text
     assert "SCAN / one" in text and text.count('role="img"') == 1

@@ -211,6 +211,18 @@ def test_a_recipe_that_changes_while_its_runs_wait_changes_none_of_them(
     assert said.err.count("not started: ") == 2 and "02_scan_scenes_i2t_avg.yaml" in said.err
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_run_may_fetch_its_text_encoder(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chapters of the book are executed offline. A run at paper scale needs BERT, which comes from the model hub."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    job = plan(ROOT, ["08_mmca_f30k"], "", "", [f"device={device}"], [])[0]
+    assert "HF_HUB_OFFLINE" not in running.environment_of(job)
+    assert running.environment_of(job)["OMP_NUM_THREADS"] == ("1" if device == "cpu" else "8")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert running.environment_of(job)["HF_HUB_OFFLINE"] == "1"
+
+
 def test_seeds() -> None:
     assert read_seeds("0-2,7") == [0, 1, 2, 7]
 
