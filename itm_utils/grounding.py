@@ -25,11 +25,12 @@ from itm_utils.precomp import PrecompSplit
 from itm_utils.progress import bar
 from itm_utils.scenes import Recipe, load_scenes
 
-# Reasons for which a reader of Flickr30K Entities leaves something out; ``Grounding.skipped`` counts them.
+# What a reader of Flickr30K Entities leaves out or, in the last case, finds odd; ``Grounding.skipped`` counts it.
 UNLIKE = "captions unlike every sentence of their picture"
 BROKEN = "captions whose sentence has brackets that do not match"
 NOT_VISUAL = "phrases that name nothing visible (EN#0)"
 NO_LETTERS = "phrases without a letter or digit"
+BEYOND = "boxes that leave their picture by more than a pixel (kept as they are)"
 
 NOT_A_PHRASE = -1
 MARK = re.compile(r"\[/EN#(\d+)/[^\s\[\]]*|[\[\]]")  # a phrase begins; any other bracket
@@ -110,7 +111,7 @@ def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Seq
         picture = Path(str(names[image])).stem
         sentences = _read_sentences(folder / "Sentences" / f"{picture}.txt")
         size = None if split.sizes is None else split.sizes[image]
-        boxes = _read_boxes(folder / "Annotations" / f"{picture}.xml", size)
+        boxes = _read_boxes(folder / "Annotations" / f"{picture}.xml", size, skipped)
         for number, caption in enumerate(split.captions[cuts[image] : cuts[image + 1]]):
             phrases.append(_find_phrases(caption, number, sentences, boxes, skipped))
     if not any(phrases):
@@ -120,7 +121,7 @@ def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Seq
             "annotations of these captions",
             "Are image_names in the order of the split?",
         )
-    return Grounding(phrases, dict(skipped))
+    return Grounding(phrases, {reason: number for reason, number in skipped.items() if number})
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def _parse(line: str) -> _Sentence | None:
     return _Sentence(letters + _letters(line[at:])[0], sorted(marked, key=lambda phrase: phrase[1]))
 
 
-def _read_boxes(path: Path, size: np.ndarray | None) -> dict[str, np.ndarray]:
+def _read_boxes(path: Path, size: np.ndarray | None, odd: Counter[str]) -> dict[str, np.ndarray]:
     """Chain id → boxes (n, 4). Objects without a box (``scene``, ``nobndbox``) have no entry."""
     check_file(path, "the boxes of a picture, as in Flickr30K Entities")
     try:
@@ -216,6 +217,7 @@ def _read_boxes(path: Path, size: np.ndarray | None) -> dict[str, np.ndarray]:
             box = [_number(thing, f"bndbox/{side}") - 1 for side in ("xmin", "ymin", "xmax", "ymax")]
             if box[0] > box[2] or box[1] > box[3]:
                 raise ValueError(f"a box of object {chains[0]} that ends before it begins")
+            odd[BEYOND] += min(box) < -1 or box[2] > width or box[3] > height
             for chain in chains:
                 found.setdefault(chain, []).append(box)
         if width < 1 or height < 1:

@@ -14,6 +14,7 @@ from itm_utils.batches import WordCaptions
 from itm_utils.bert import bert_captions
 from itm_utils.errors import ItmError
 from itm_utils.grounding import (
+    BEYOND,
     BROKEN,
     NO_LETTERS,
     NOT_VISUAL,
@@ -238,6 +239,15 @@ def test_marks_usual_and_odd(tmp_path: Path, sentence: str, caption: str, phrase
     found = read(tmp_path, [whole, sentence], captions)
     assert texts(found, captions) == [["A dog"], phrases]
     assert found.skipped == skipped
+
+
+@pytest.mark.parametrize(
+    ("box", "odd"), [((1, 1, 200, 100), 0), ((0, 1, 201, 101), 0), ((1, 1, 203, 90), 1), ((-9, 1, 9, 9), 1)]
+)
+def test_boxes_that_leave_their_picture_are_kept_and_counted(tmp_path: Path, box: tuple[int, ...], odd: int) -> None:
+    found = read(tmp_path, ["[/EN#1/people Men] walk ."], ["men walk"], [(["1"], box)])
+    np.testing.assert_array_equal(found.phrases[0][0].boxes, [np.array(box) - 1])
+    assert found.skipped == ({BEYOND: 1} if odd else {})
 
 
 def test_sentences_in_another_order_and_fewer_captions_than_sentences(tmp_path: Path) -> None:
