@@ -262,6 +262,9 @@ def check_split(split: PrecompSplit, grounding: Grounding) -> None:
         raise problem(path, "no such file", "the boxes of the regions, in pixels")
     if split.boxes.shape[-1] != 4:
         raise problem(path, f"{split.boxes.shape[-1]} numbers a region", "x1 y1 x2 y2 in pixels")
+    if split.box_shares and split.sizes is None:
+        hint = f"Add {split.name}_sizes.npy, width and height of the pictures: then they are read as pixels."
+        raise problem(path, "shares of the sides, from 0 to 1", "x1 y1 x2 y2 in pixels", hint)
     if len(grounding.phrases) != split.n_captions:
         found = f"phrases of {len(grounding.phrases):,} captions"
         raise problem("grounding", found, f"{split.n_captions:,}, as in split {split.name}")

@@ -61,12 +61,11 @@ class Grounding:
 def scenes_grounding(name: str, recipe: Recipe | None = None) -> Grounding:
     """Every noun phrase of a split of the embedded dataset with the tight boxes of its toys."""
     data = load_scenes(name, recipe)
-    return Grounding(
-        [
-            [Phrase(p.start, p.end, data.boxes[scene][list(p.toys)].astype(np.float64)) for p in caption.phrases]
-            for caption, scene in zip(data.captions, data.owner, strict=True)
-        ]
-    )
+    phrases = [
+        [Phrase(p.start, p.end, data.boxes[scene][list(p.toys)].astype(np.float64)) for p in caption.phrases]
+        for caption, scene in zip(data.captions, data.owner, strict=True)
+    ]
+    return Grounding(phrases)
 
 
 def phrase_of_words(spans: Tensor | np.ndarray, phrases: Sequence[Phrase]) -> np.ndarray:
@@ -111,16 +110,13 @@ def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Seq
         picture = Path(str(names[image])).stem
         sentences = _read_sentences(folder / "Sentences" / f"{picture}.txt")
         size = None if split.sizes is None else split.sizes[image]
-        boxes = _read_boxes(folder / "Annotations" / f"{picture}.xml", size, skipped)
+        boxes = read_boxes(folder / "Annotations" / f"{picture}.xml", size, skipped)
         for number, caption in enumerate(split.captions[cuts[image] : cuts[image + 1]]):
             phrases.append(_find_phrases(caption, number, sentences, boxes, skipped))
     if not any(phrases):
-        raise problem(
-            folder,
-            f"not one caption of split {split.name} among the sentences of its picture",
-            "annotations of these captions",
-            "Are image_names in the order of the split?",
-        )
+        found = f"not one caption of split {split.name} among the sentences of its picture"
+        hint = "Are image_names in the order of the split?"
+        raise problem(folder, found, "annotations of these captions", hint)
     return Grounding(phrases, {reason: number for reason, number in skipped.items() if number})
 
 
@@ -133,11 +129,7 @@ class _Sentence:
 
 
 def _find_phrases(
-    caption: str,
-    number: int,
-    sentences: list[_Sentence | None],
-    boxes: dict[str, np.ndarray],
-    skipped: Counter[str],
+    caption: str, number: int, sentences: list[_Sentence | None], boxes: dict[str, np.ndarray], skipped: Counter[str]
 ) -> list[Phrase]:
     """The phrases of the ``number``-th caption of a picture, from the sentence that is spelled like it."""
     letters, places = _letters(caption)
@@ -201,8 +193,8 @@ def _parse(line: str) -> _Sentence | None:
     return _Sentence(letters + _letters(line[at:])[0], sorted(marked, key=lambda phrase: phrase[1]))
 
 
-def _read_boxes(path: Path, size: np.ndarray | None, odd: Counter[str]) -> dict[str, np.ndarray]:
-    """Chain id → boxes (n, 4). Objects without a box (``scene``, ``nobndbox``) have no entry."""
+def read_boxes(path: Path, size: np.ndarray | None, odd: Counter[str]) -> dict[str, np.ndarray]:
+    """Chain id → boxes (n, 4) in a picture of the given size; odd counts what leaves it. Objects without a box (``scene``, ``nobndbox``) have no entry."""
     check_file(path, "the boxes of a picture, as in Flickr30K Entities")
     try:
         root = ElementTree.parse(path).getroot()

@@ -5,7 +5,8 @@ A dataset is a folder with, for each split,
 ==========================  ====================================================================
 ``<split>_ims.npy``         (rows, r, d) region features, or (rows, d) one vector an image
 ``<split>_caps.txt``        one caption a line, those of an image on consecutive lines
-``<split>_boxes.npy``       optional, (rows, r, 4) boxes in pixels (or a model's own box code)
+``<split>_boxes.npy``       optional, (rows, r, 4) boxes x1 y1 x2 y2 in pixels, or as shares of the sides from
+                            0 to 1, which are read as pixels where sizes are there (or a model's own code)
 ``<split>_sizes.npy``       optional, (rows, 2) width and height of the pictures in pixels
 ``<split>_ids.txt``         optional, one picture name a line, for each row or for each caption
 ``<split>_owners.npy``      optional, (captions,) image row of each caption, where the number of
@@ -30,6 +31,8 @@ from itm_utils.errors import problem
 from itm_utils.files import check_file, read_text
 
 FLOATS = (np.float16, np.float32, np.float64)
+LARGEST_SHARE = 1.01  # of a side: the whole, and room for rounding; boxes in pixels reach into the hundreds
+ALMOST = 1e-3  # of the largest number: copies that were rounded differ by less, pictures by more
 # What `str(line)` makes of bytes in Python 3: ports of the public loaders train on such captions.
 PRINTED_BYTES = re.compile(r"""^b(['"]).*\1$""")
 
@@ -73,12 +76,8 @@ class FeatureFile:
         values[order] = self._array[np.asarray(index)[order]]
         if not np.isfinite(values).all():
             bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
-            raise problem(
-                self.path,
-                f"a NaN or infinity in row {int(index[bad])}",
-                "finite numbers",
-                "Extract or copy this file again.",
-            )
+            found = f"a NaN or infinity in row {int(index[bad])}"
+            raise problem(self.path, found, "finite numbers", "Extract or copy this file again.")
         return values
 
 
@@ -90,9 +89,8 @@ def load_array(path: Path, mmap_mode: str | None = None) -> np.ndarray:
             array = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
     except Exception as error:  # damaged bytes fail in many ways, and each concerns this one file only
         reason = str(error).split(".")[0].split("  ")[0]
-        raise problem(
-            path, f"a damaged file ({reason})", "a complete .npy array", "Copy or download it again."
-        ) from error
+        hint = "Copy or download it again."
+        raise problem(path, f"a damaged file ({reason})", "a complete .npy array", hint) from error
     if not isinstance(array, np.ndarray):
         raise problem(path, f"an archive of {len(array.files)} arrays", "one .npy array")
     return array
@@ -107,12 +105,8 @@ def read_captions(path: str | Path) -> list[str]:
         if not caption:
             raise problem(path, f"an empty caption in line {number}", "a caption in every line")
     if captions and all(PRINTED_BYTES.match(caption) for caption in captions[:20]):
-        raise problem(
-            path,
-            f"printed bytes such as {captions[0][:30]}",
-            "plain text",
-            "The file was written by str(bytes) in Python 3; decode the captions and write them again.",
-        )
+        hint = "The file was written by str(bytes) in Python 3; decode the captions and write them again."
+        raise problem(path, f"printed bytes such as {captions[0][:30]}", "plain text", hint)
     return captions
 
 
@@ -148,9 +142,20 @@ class PrecompSplit:
         values = self.features.rows(np.asarray(images) * self.repeat)
         return values if values.ndim == 3 else values[:, None, :]
 
+    @cached_property
+    def box_shares(self) -> bool:
+        """Whether the file has boxes as shares of width and height; a few pictures say it."""
+        if self.boxes is None or self.boxes.shape[-1] != 4:
+            return False
+        few = np.linspace(0, self.n_images - 1, 8).astype(int) * self.repeat
+        return bool(self.boxes.rows(few).max() <= LARGEST_SHARE)
+
     def region_boxes(self, images: np.ndarray) -> np.ndarray | None:
-        """(i, r, 4) boxes of the given images, or None where the dataset has none."""
-        return None if self.boxes is None else self.boxes.rows(np.asarray(images) * self.repeat)
+        """(i, r, 4) boxes of the given images, shares made pixels where sizes are there; None without boxes."""
+        boxes = None if self.boxes is None else self.boxes.rows(np.asarray(images) * self.repeat)
+        if self.sizes is not None and self.box_shares:
+            boxes *= np.tile(self.sizes[images], 2)[:, None, :]
+        return boxes
 
     def identity(self) -> dict[str, str]:
         """Name, split and fingerprint for a receipt.
@@ -214,11 +219,8 @@ def open_split(root: str | Path, name: str) -> PrecompSplit:
     boxes_path, sizes_path, ids_path = (root / f"{name}_{kind}" for kind in ("boxes.npy", "sizes.npy", "ids.txt"))
     boxes = FeatureFile(boxes_path, ranks=(3,), what="boxes") if boxes_path.exists() else None
     if boxes is not None and boxes.shape[:2] != features.shape[:2]:
-        raise problem(
-            boxes_path,
-            f"boxes for {boxes.shape[:2]} rows and regions",
-            f"{features.shape[:2]} as in {features_path.name}",
-        )
+        found = f"boxes for {boxes.shape[:2]} rows and regions"
+        raise problem(boxes_path, found, f"{features.shape[:2]} as in {features_path.name}")
     sizes = _sizes(sizes_path, len(features))[::repeat] if sizes_path.exists() else None
     ids = _ids(ids_path, len(features), owner)[::repeat] if ids_path.exists() else None
     images = len(features) // repeat
@@ -232,44 +234,40 @@ def _owners(root: Path, name: str, features: FeatureFile, captions: list[str]) -
     if path.exists():
         return _read_owners(path, rows, len(captions)), 1
     if rows == 0 or len(captions) == 0 or len(captions) % rows:
-        raise problem(
-            root / f"{name}_caps.txt",
-            f"{len(captions):,} captions for {rows:,} feature rows",
-            "the same number of captions for every image",
-            f"Where images differ in this, say which image each caption belongs to in {path.name}.",
-        )
+        found, expected = f"{len(captions):,} captions for {rows:,} feature rows", "as many captions for every image"
+        hint = f"Where images differ in this, say which image each caption belongs to in {path.name}."
+        raise problem(root / f"{name}_caps.txt", found, expected, hint)
     per_row = len(captions) // rows
-    repeat = _repeats(features) if per_row == 1 else 1
+    repeat = _repeats(features, path.name) if per_row == 1 else 1
     return np.arange(len(captions)) // (per_row * repeat), repeat
 
 
 def _read_owners(path: Path, rows: int, captions: int) -> np.ndarray:
     owner = load_array(path)
     if owner.shape != (captions,) or not np.issubdtype(owner.dtype, np.integer):
-        raise problem(
-            path, f"{owner.dtype} of shape {owner.shape}", f"one image number for each of {captions} captions"
-        )
+        found = f"{owner.dtype} of shape {owner.shape}"
+        raise problem(path, found, f"one image number for each of {captions} captions")
     if owner[0] != 0 or owner[-1] != rows - 1 or not np.isin(np.diff(owner), (0, 1)).all():
         raise problem(path, "image numbers that jump or go back", f"0 to {rows - 1} in order, each at least once")
     return owner.astype(np.int64)
 
 
-def _repeats(features: FeatureFile, group: int = 5, samples: int = 8) -> int:
+def _repeats(features: FeatureFile, owners: str, group: int = 5, samples: int = 8) -> int:
     """5 where every image stands five times in a row (the old packages do that), else 1.
 
-    With as many rows as captions the shape cannot tell; a few groups are read and compared.
+    With as many rows as captions the shape cannot tell; a few groups are read and compared. Almost equal ones are an
+    error: each copy would count as a wrong answer to the captions of the others. owners: a file that the hint names.
     """
     if len(features) % group:
         return 1
     starts = np.unique(np.linspace(0, len(features) // group - 1, samples).astype(int)) * group
     groups = [features.rows(np.arange(start, start + group)) for start in starts]
     same = [bool((rows == rows[0]).all()) for rows in groups]
-    if any(same) and not all(same):
-        raise problem(
-            features.path,
-            f"as many rows as captions, {sum(same)} of {len(same)} groups of five equal",
-            "every image five times in a row, or never",
-        )
+    close = [np.allclose(rows, rows[0], rtol=0, atol=ALMOST * np.abs(rows).max()) for rows in groups]
+    if any(close) and not all(same):
+        found = f"as many rows as captions, {sum(same)} of {len(same)} groups of five equal, {sum(close) - sum(same)} almost"
+        hint = f"Repair the copies, or keep one of five; if they are pictures of their own, add {owners}."
+        raise problem(features.path, found, "every image five times in a row, or never", hint)
     return group if all(same) else 1
 
 
@@ -297,4 +295,8 @@ def _ids(path: Path, rows: int, owner: np.ndarray) -> list[str]:
         return [ids[line] for line in first]
     if len(ids) != rows:
         raise problem(path, f"{len(ids)} names", f"{rows}, one a feature row, or {len(owner)}, one a caption")
+    one_each = owner[-1] + 1 == rows == len(owner)
+    if one_each and rows % 5 == 0 and all(len(set(ids[start : start + 5])) == 1 for start in range(0, rows, 5)):
+        found = f"every name five times ({ids[0]} in lines 1 to 5), though the features of its rows differ"
+        raise problem(path, found, "equal rows for every name, or a name of its own for every row")
     return ids

@@ -22,6 +22,7 @@ from itm_utils.attention_metrics import (
     THRESHOLDS,
     AttentionQuality,
     attention_quality,
+    check_split,
     measure_attention,
     paired,
     relevance,
@@ -410,6 +411,9 @@ def test_what_cannot_be_measured(toy_train: PrecompSplit, toy_texts: WordCaption
     refuses(r"train_boxes\.npy: found no such file", split=replace(toy_train, boxes=None))
     coded = replace(toy_train, boxes=SimpleNamespace(shape=(40, 6, 5)))
     refuses(r"train_boxes\.npy: found 5 numbers a region", split=coded)
+    shares = replace(toy_train, boxes=SimpleNamespace(shape=(40, 6, 4), rows=lambda images: np.ones((8, 6, 4))))
+    refuses(r"train_boxes\.npy: found shares of the sides.*Add train_sizes\.npy", split=replace(shares, sizes=None))
+    check_split(shares, grounding)  # beside sizes they are read as pixels
     refuses("grounding: found phrases of 200 captions, expected 50", split=toy_train.first(10))
     refuses("within: found 'sum'", within="sum")
     refuses("thresholds: found", thresholds=[0.1, 0.05])

@@ -54,6 +54,79 @@ def test_one_caption_an_image_is_no_repetition(tmp_path: Path) -> None:
     assert (split.n_images, split.repeat) == (20, 1)
 
 
+def last_bits(rows: np.ndarray) -> np.ndarray:
+    rows[1::5] *= 1 + 1e-7
+    return rows
+
+
+def half_precision(rows: np.ndarray) -> np.ndarray:
+    rows[2::5] = rows[2::5].astype(np.float16)
+    return rows
+
+
+@pytest.mark.parametrize("change", [last_bits, half_precision])
+def test_copies_that_are_only_almost_equal_are_not_taken_for_pictures(tmp_path: Path, change) -> None:
+    write(tmp_path, rows=20, captions=20)
+    once = np.maximum(np.random.default_rng(1).normal(size=(4, 3, 5)), 0).astype(np.float32)
+    np.save(tmp_path / "dev_ims.npy", change(np.repeat(once, 5, axis=0)))
+    with pytest.raises(ItmError, match=r"0 of 4 groups of five equal, 4 almost, .* add dev_owners\.npy"):
+        open_split(tmp_path, "dev")
+    np.save(tmp_path / "dev_owners.npy", np.arange(20))  # who says that they are pictures is believed
+    assert open_split(tmp_path, "dev").n_images == 20
+
+
+def test_names_in_fives_beside_rows_that_differ(tmp_path: Path) -> None:
+    write(tmp_path, rows=20, captions=20)
+    (tmp_path / "dev_ids.txt").write_text("".join(f"{n // 5}\n" for n in range(20)))
+    with pytest.raises(ItmError, match=r"dev_ids\.txt: found every name five times \(0 in lines 1 to 5\)"):
+        open_split(tmp_path, "dev")
+    (tmp_path / "dev_ids.txt").write_text("".join(f"{n}\n" for n in range(20)))
+    assert open_split(tmp_path, "dev").ids[-1] == "19"
+
+
+def write_boxes(root: Path, repeat: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Boxes (i, r, 4) as shares and sizes (i, 2) of the pictures that :func:`write` makes."""
+    rng = np.random.default_rng(2)
+    corner = rng.uniform(0, 0.5, size=(4, 3, 2))
+    shares = np.concatenate([corner, corner + rng.uniform(0, 0.5, size=(4, 3, 2))], axis=2).astype(np.float32)
+    shares[0, 0] = 0, 0, 1, np.float32(1.0000002)  # the whole picture, rounded
+    sizes = rng.integers(100, 640, size=(4, 2))
+    np.save(root / "dev_boxes.npy", np.repeat(shares, repeat, axis=0))
+    np.save(root / "dev_sizes.npy", np.repeat(sizes, repeat, axis=0))
+    return shares, sizes
+
+
+@pytest.mark.parametrize("repeat", [1, 5])
+def test_boxes_as_shares_of_the_sides_are_read_as_pixels(tmp_path: Path, repeat: int) -> None:
+    write(tmp_path, captions=20)
+    np.save(tmp_path / "dev_ims.npy", np.repeat(np.load(tmp_path / "dev_ims.npy"), repeat, axis=0))
+    shares, sizes = write_boxes(tmp_path, repeat)
+    pixels = shares * np.concatenate([sizes, sizes], axis=1)[:, None]
+    split, some = open_split(tmp_path, "dev"), np.array([3, 0, 2])
+    assert split.box_shares and split.region_boxes(some).dtype == np.float32
+    np.testing.assert_allclose(split.region_boxes(some), pixels[some], rtol=1e-6)
+    np.testing.assert_allclose(split.first(2).region_boxes(np.array([1])), pixels[1:2], rtol=1e-6)
+    np.testing.assert_array_equal(split.region_boxes(some), split.region_boxes(some))  # each time from the file
+    (tmp_path / "dev_sizes.npy").unlink()
+    alone = open_split(tmp_path, "dev")
+    np.testing.assert_array_equal(alone.region_boxes(some), shares[some])  # nobody knows how large a side is
+    assert alone.box_shares
+
+
+def test_boxes_in_pixels_and_codes_stay_as_they_are(tmp_path: Path) -> None:
+    write(tmp_path)
+    write_boxes(tmp_path)
+    boxes = np.tile(np.float32([0, 0, 0.5, 0.5]), (4, 3, 1))
+    boxes[3, 2] = 0, 0, 90, 60  # one box says that the others are small, not shares
+    np.save(tmp_path / "dev_boxes.npy", boxes)
+    split = open_split(tmp_path, "dev")
+    np.testing.assert_array_equal(split.region_boxes(np.arange(4)), boxes)
+    np.save(tmp_path / "dev_boxes.npy", np.full((4, 3, 6), 0.5))
+    coded = open_split(tmp_path, "dev")
+    assert not split.box_shares and not coded.box_shares
+    assert (coded.region_boxes(np.arange(4)) == 0.5).all()
+
+
 def test_captions_per_image_is_data(tmp_path: Path) -> None:
     write(tmp_path, rows=3, captions=18)
     owner = np.repeat([0, 1, 2], [5, 6, 7])
@@ -85,6 +158,19 @@ def test_captions_are_text_from_the_first_byte(tmp_path: Path) -> None:
     path = tmp_path / "dev_caps.txt"
     path.write_bytes("\ufeffA man’s café\n  two dogs\u2028here \n".encode())
     assert read_captions(path) == ["A man’s café", "two dogs\u2028here"]
+
+
+@pytest.mark.parametrize(
+    ("content", "captions"),
+    [
+        (b"a dog\r and a cat\ntwo dogs\n", ["a dog\r and a cat", "two dogs"]),
+        (b"a dog\r and a cat\r\ntwo dogs\r\n", ["a dog\r and a cat", "two dogs"]),
+        (b"a dog\rtwo dogs\r", ["a dog", "two dogs"]),  # every line of an old Mac ends so
+    ],
+)
+def test_a_carriage_return_within_a_line_ends_none(tmp_path: Path, content: bytes, captions: list[str]) -> None:
+    (tmp_path / "dev_caps.txt").write_bytes(content)
+    assert read_captions(tmp_path / "dev_caps.txt") == captions
 
 
 def test_a_copy_for_a_worker_does_not_carry_the_features(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ CAPTIONS = ["A man rides a horse.", "Two men ride horses.", "A man's horse isn't
         ("Mr. Smith, aged 3.5", ["mr.", "smith", ",", "aged", "3.5"]),
         ('A "stop" sign', ["a", "``", "stop", "''", "sign"]),
         ("don't", ["do", "n't"]),
+        ("A dog\rand a cat.", ["a", "dog", "and", "a", "cat", "."]),  # control characters that are spaces part words
         ("Ein CAFÉ", ["ein", "cafÉ"]),  # the public code lower-cases bytes: letters outside ASCII keep their case
     ],
 )
