@@ -19,8 +19,8 @@ import typer
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner, Result
 
+from itm_book.data import between, known, scan
 from itm_book.data import fetch as fetching
-from itm_book.data import known, scan
 from itm_book.data.bottom_up import convert
 from itm_book.data.cli import app
 from itm_book.data.karpathy import coco_file_name, picture_key, read_karpathy
@@ -575,6 +575,19 @@ def a_folder(root: Path) -> None:
     (root / "dev_caps.txt").mkdir()
 
 
+def shares_of_dev(root: Path) -> None:
+    edit(root / "dev_boxes.npy", lambda a: put(..., a / 96)(a))
+
+
+def dev_is_train(root: Path, images: int = 4) -> None:
+    """The first pictures and captions of train stand in dev as well, under names of their own."""
+    rows = np.load(root / "train_ims.npy")[:images]
+    edit(root / "dev_ims.npy", put(slice(images), rows))
+    lines = (root / "train_caps.txt").read_text().splitlines()[: 5 * images]
+    own = (root / "dev_caps.txt").read_text().splitlines()[5 * images :]
+    (root / "dev_caps.txt").write_text("\n".join([*lines, *own]) + "\n")
+
+
 # What is done to the dataset, the exit code, and what the table says.
 FOUND: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "truncated npy": (lambda r: (r / "dev_ims.npy").write_bytes((r / "dev_ims.npy").read_bytes()[:-9]), 1, "dev_ims.npy damaged a damaged file"),
@@ -591,7 +604,14 @@ FOUND: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "box turned": (lambda r: edit(r / "dev_boxes.npy", put((3, 2, 0), 95)), 1, "1 row with a box that ends before it begins, first row 3"),
     "NaN box": (lambda r: edit(r / "dev_boxes.npy", put((3, 2, 0), np.nan)), 1, "dev_boxes.npy damaged 1 row with NaN"),
     "zero size": (lambda r: edit(r / "dev_sizes.npy", put((0, 0), 0)), 1, "positive widths and heights"),
-    "shares of the sides": (lambda r: edit(r / "dev_boxes.npy", lambda a: put(..., a / 96)(a)), 0, "in shares of the picture's sides"),
+    "shares of the sides": (shares_of_dev, 0, "dev_boxes.npy note shares of the picture's sides (0 to 1), read as pixels by dev_sizes.npy"),
+    "shares without sizes": (lambda r: [shares_of_dev(r), (r / "dev_sizes.npy").unlink()], 0, "and no dev_sizes.npy to make pixels of them"),
+    "share outside": (lambda r: [shares_of_dev(r), edit(r / "dev_boxes.npy", put((1, 0, 0), -0.5))], 1, "1 row with a box outside its picture, first row 1"),
+    "other regions": (lambda r: [np.save(r / f"test_{k}.npy", np.load(r / f"test_{k}.npy")[:, :2]) for k in ("ims", "boxes")], 1, "test_ims.npy damaged 2 x 24 numbers an image, but 6 x 24 in train"),
+    "Fortran order": (lambda r: np.save(r / "dev_ims.npy", np.asfortranarray(np.load(r / "dev_ims.npy"))), 0, "dev_ims.npy note stored in Fortran order"),
+    "dev in train": (lambda r: [dev_is_train(r), (r / "dev_ids.txt").unlink()], 1, "dev_ims.npy damaged 4 images with the features of images of train, first image 0 as 0"),
+    "captions of train": (dev_is_train, 1, "dev_caps.txt note 20 captions that train has too, first line 1"),
+    "leak in half precision": (lambda r: [edit(r / "train_ims.npy", lambda a: put(3, np.float16(a[3]))(a)), np.save(r / "dev_ims.npy", np.float16([np.load(r / "train_ims.npy")[3], *np.load(r / "dev_ims.npy")[1:]]))], 1, "1 image with the features of images of train, first image 0 as 3"),
     "number of images": (lambda r: [np.save(r / f"dev_{k}.npy", np.load(r / f"dev_{k}.npy")[:0]) for k in ("ims",)], 1, "captions for 0 feature rows"),
     "duplicated ids": (lambda r: replace_line(r / "dev_ids.txt", 2, "dev_00000.png"), 1, "1 picture several times, first dev_00000.png"),
     "picture in two splits": (lambda r: replace_line(r / "dev_ids.txt", 2, "train_00003.png"), 1, "1 picture also in train"),
@@ -644,6 +664,27 @@ def test_coco_says_whether_test_is_the_first_fold(small: Known, tmp_path: Path) 
     result = itm("check", "coco", "--data-root", tmp_path)
     assert result.exit_code == 0, result.output
     assert "test is the beginning of testall" in result.stdout and "whole: 14 images" in result.stdout
+    np.save(root / "testall_ims.npy", np.repeat(np.load(root / "testall_ims.npy"), 5, axis=0))  # as Kaggle has it
+    for kind in ("boxes", "sizes"):
+        np.save(root / f"testall_{kind}.npy", np.repeat(np.load(root / f"testall_{kind}.npy"), 5, axis=0))
+    (root / "testall_ids.txt").unlink()
+    assert itm("check", "coco", "--data-root", tmp_path).exit_code == 0
+    edit(root / "test_ims.npy", lambda a: put([2, 3], a[[3, 2]])(a))  # right captions, wrong pictures
+    result = itm("check", "coco", "--data-root", tmp_path)
+    told = "test_ims.npy damaged the captions of the beginning of testall, but other features, first image 2"
+    assert result.exit_code == 1 and told in " ".join(result.stdout.split())
+    unread = itm("check", "coco", "--data-root", tmp_path, "--quick")
+    assert unread.exit_code == 0 and "test is the beginning of testall by its captions" in unread.stdout
+
+
+def test_a_few_photographs_in_two_splits_are_a_note() -> None:
+    contents = {"train": np.arange(1000, dtype=np.uint64), "dev": np.arange(990, 1990, dtype=np.uint64)}
+    (found,) = between._shared_features(contents)
+    assert (found.what, found.state) == ("dev_ims.npy", "note")
+    assert found.found == "10 images with the features of images of train, first image 0 as 990"
+    (found,) = between._shared_features(contents | {"dev": contents["dev"] - 1})
+    assert found.state == "damaged"
+    assert list(between._shared_features(contents | {"dev": contents["dev"] + 10})) == []
 
 
 BOXED = "<object><name>1</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax></bndbox></object>"
@@ -678,6 +719,12 @@ def test_entities(f30k: Path, small: Known) -> None:
     bare.write_text(bare.read_text().replace(BOXED, ""))
     result = itm("check", "entities", "--data-root", data)
     assert result.exit_code == 0 and "1 picture without a box, first dev_00002.png" in result.stdout
+    for number in (3, 6):
+        wide = folder / f"Annotations/train_{number:05d}.xml"
+        wide.write_text(wide.read_text().replace("<xmax>5", "<xmax>500"))
+    result = itm("check", "entities", "--data-root", data)
+    told = "2 boxes that leave their picture by more than a pixel (kept as they are), first in train_00003.png"
+    assert result.exit_code == 0 and told in result.stdout
     bare.write_text("<annotation></annotation>")
     result = itm("check", "entities", "--data-root", data)
     assert result.exit_code == 1 and "dev, dev_00002.xml  damaged  a damaged file (no size/width)" in result.stdout

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
+from itm_book.data.between import FEW, check_between
 from itm_book.data.disk import check_file, counted, gigabytes
 from itm_book.data.karpathy import BREAKS, MANY_WORDS
 from itm_book.data.known import KAGGLE_PAGE, KARPATHY_PAGE, NEEDED, PER_IMAGE, Known
 from itm_book.data.report import DAMAGED, MISSING, NOTE, OK, Finding, damaged, verdict
-from itm_book.data.scan import scan_boxes, scan_features
+from itm_book.data.scan import Scanned, scan_boxes, scan_features
 from itm_utils.errors import ItmError
-from itm_utils.precomp import PrecompSplit, load_array, open_split, read_captions
+from itm_utils.precomp import LARGEST_SHARE, PrecompSplit, load_array, open_split, read_captions
 from itm_utils.text import Vocabulary
 
-FEW = 0.01  # share of rows that may look like another: photographs do occur twice
 OPTIONAL = {
     "boxes.npy": "none; only PFAN, attention metrics and drawings of attention need boxes",
     "sizes.npy": "none; only needed with boxes",
@@ -33,13 +33,18 @@ def check_dataset(known: Known, name: str, data_root: Path, quick: bool = False)
         advice = get_advice(known, name, data_root, "")
         findings = [Finding(str(root), MISSING, "no such folder", advice)]
         return findings, *verdict(f"{known.title} in {root}", findings, "")
-    findings, splits = [], {}
+    findings, splits, contents = [], {}, {}
     for split in known.images:
-        found, opened = check_split(known, name, data_root, split, quick)
-        findings += found
+        found, opened = check_split(known, name, data_root, split)
         if opened is not None:
             splits[split] = opened
-    findings += [check_vocabulary(root), *check_between(known, splits)]
+            if not quick:
+                scanned = scan_features(opened.features.path, opened.repeat)
+                contents[split] = scanned.images
+                found += [*check_features(opened, scanned), *check_boxes(opened)]
+            found += [] if _broken(found) else [fingerprint(opened)]
+        findings += found
+    findings += [check_vocabulary(root), *check_between(known, splits, contents)]
     prints = [split.identity()["fingerprint"] for split in splits.values()] if not _broken(findings) else []
     print_of_all = hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
     apart = [split for key, split in splits.items() if key not in known.within]
@@ -66,10 +71,8 @@ def get_advice(known: Known, name: str, data_root: Path, file: str) -> str:
     return f"{size}; {remote} of {KAGGLE_PAGE}. With a Kaggle account: `{command}`."
 
 
-def check_split(
-    known: Known, name: str, data_root: Path, split: str, quick: bool
-) -> tuple[list[Finding], PrecompSplit | None]:
-    """Findings about one split, and the split if it opens."""
+def check_split(known: Known, name: str, data_root: Path, split: str) -> tuple[list[Finding], PrecompSplit | None]:
+    """Findings about one split without reading its features, and the split if it opens."""
     root = known.root(data_root)
     findings = []
     for ending in NEEDED:
@@ -91,12 +94,7 @@ def check_split(
     except ItmError as error:
         file = Path(str(error).split(": found ")[0]).name
         return [damaged(file, error)], None
-    findings = [*describe(known, opened), *check_captions(opened), *check_ids(opened), *check_optional(opened)]
-    if not quick:
-        findings += [*check_features(opened), *check_boxes(opened)]
-    if not _broken(findings):
-        findings.append(fingerprint(opened))
-    return findings, opened
+    return [*describe(known, opened), *check_captions(opened), *check_ids(opened), *check_optional(opened)], opened
 
 
 def fingerprint(split: PrecompSplit) -> Finding:
@@ -112,8 +110,11 @@ def describe(known: Known, split: PrecompSplit) -> Iterator[Finding]:
     path = split.features.path
     shape = " x ".join(f"{side:,}" for side in split.features.shape)
     times = f", every image {split.repeat} times" if split.repeat > 1 else ""
-    dtype = load_array(path, mmap_mode="r").dtype
-    yield Finding(path.name, OK, f"{shape} {dtype}, {gigabytes(path.stat().st_size)}{times}")
+    array = load_array(path, mmap_mode="r")
+    yield Finding(path.name, OK, f"{shape} {array.dtype}, {gigabytes(path.stat().st_size)}{times}")
+    if not array.flags.c_contiguous:
+        advice = "every row is spread over the whole file; save it again with np.ascontiguousarray, or training crawls."
+        yield Finding(path.name, NOTE, "stored in Fortran order", advice)
     right = known.images[split.name]
     if split.n_images in right:
         yield Finding(split.name, OK, f"{counted(split.n_images, 'image')}, as it should be")
@@ -175,10 +176,9 @@ def check_optional(split: PrecompSplit) -> Iterator[Finding]:
             yield Finding(path.name, OK, shape)
 
 
-def check_features(split: PrecompSplit) -> Iterator[Finding]:
-    """Every number of the features."""
+def check_features(split: PrecompSplit, found: Scanned) -> Iterator[Finding]:
+    """Every number of the features. found: what reading them showed."""
     name = split.features.path.name
-    found = scan_features(split.features.path, split.repeat)
     wrong = {"with NaN or infinity": found.not_finite, "of zeros only": found.zero,
              "unlike the first row of their image": found.torn}  # fmt: skip
     for kind, rows in wrong.items():
@@ -204,16 +204,29 @@ def check_boxes(split: PrecompSplit) -> Iterator[Finding]:
     if split.boxes.shape[-1] != 4:
         yield Finding(name, NOTE, f"{split.boxes.shape[-1]} numbers a box: a model's own code, not looked at")
         return
-    path = split.root / f"{split.name}_sizes.npy"
-    found = scan_boxes(split.boxes.path, load_array(path) if path.exists() else None)
+    shares, path = _are_shares(split), split.root / f"{split.name}_sizes.npy"
+    if shares:
+        found = scan_boxes(split.boxes.path, np.ones((len(split.boxes), 2)), edge=LARGEST_SHARE - 1)
+    else:
+        found = scan_boxes(split.boxes.path, load_array(path) if path.exists() else None)
     wrong = {"with NaN or infinity": found.not_finite, "with a box that ends before it begins": found.turned,
              "with a box outside its picture": found.outside}  # fmt: skip
     for kind, rows in wrong.items():
         if rows:
             yield Finding(name, DAMAGED, f"{counted(len(rows), 'row')} {kind}, first row {rows[0]:,}")
+    if shares:
+        scaled = f"read as pixels by {path.name}" if path.exists() else f"and no {path.name} to make pixels of them"
+        yield Finding(name, NOTE, f"shares of the picture's sides (0 to 1), {scaled}")
     if not any(wrong.values()):
-        unit = "shares of the picture's sides" if found.largest <= 1 else "pixels"
-        yield Finding(name, OK, f"every box begins before it ends, in {unit}")
+        yield Finding(name, OK, f"every box begins before it ends, in {'shares' if shares else 'pixels'}")
+
+
+def _are_shares(split: PrecompSplit) -> bool:
+    """As the reader takes them; a row that it cannot read is reported by the scan."""
+    try:
+        return split.box_shares
+    except ItmError:
+        return False
 
 
 def check_vocabulary(root: Path) -> Finding:
@@ -227,20 +240,3 @@ def check_vocabulary(root: Path) -> Finding:
         f"`itm data vocabulary {root}` builds it from the captions; published weights need the file they came with."
     )
     return Finding("*_vocab.json", MISSING, "no vocabulary", advice)
-
-
-def check_between(known: Known, splits: dict[str, PrecompSplit]) -> Iterator[Finding]:
-    """A picture is in one split only, but for a split that is the beginning of another."""
-    for part, other in known.within.items():
-        if part in splits and other in splits:
-            same = splits[other].captions[: splits[part].n_captions] == splits[part].captions
-            said = f"{part} is the beginning of {other}" if same else f"{part} is not the beginning of {other}"
-            yield Finding(part, OK if same else NOTE, said)
-    owner: dict[str, str] = {}
-    for name, split in splits.items():
-        if name in known.within or split.ids is None:
-            continue
-        both = [picture for picture in split.ids if owner.setdefault(picture, name) != name]
-        if both:
-            found = f"{counted(len(both), 'picture')} also in {owner[both[0]]}, first {both[0]}"
-            yield Finding(f"{name}_ids.txt", DAMAGED, found)

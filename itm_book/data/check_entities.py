@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from itm_book.data.disk import counted
 from itm_book.data.known import ENTITIES_FOLDER, ENTITIES_PAGE, ENTITIES_PICTURES, KARPATHY_PAGE, KNOWN
 from itm_book.data.report import DAMAGED, MISSING, NOTE, OK, Finding, damaged, verdict
 from itm_utils.errors import ItmError
-from itm_utils.grounding import Grounding, entities_grounding
+from itm_utils.grounding import BEYOND, Grounding, entities_grounding, read_boxes
 from itm_utils.precomp import PrecompSplit, open_split
 
 KINDS = {"Sentences": ".txt", "Annotations": ".xml"}
@@ -76,7 +78,8 @@ def _against_split(split: PrecompSplit, folder: Path, pictures: dict[str, set[st
     if gone:
         return gone
     try:
-        return _described(split, entities_grounding(folder, split))
+        grounding = entities_grounding(folder, split)
+        return [*_described(split, grounding), *_left_out(split, grounding, folder)]
     except ItmError as error:
         where = Path(str(error).split(": found ")[0]).name
         return [damaged(f"{split.name}, {where}", error)]
@@ -99,5 +102,21 @@ def _described(split: PrecompSplit, grounding: Grounding) -> list[Finding]:
         findings.append(
             Finding(split.name, NOTE, f"{counted(len(bare), 'picture')} without a box, first {split.ids[bare[0]]}")
         )
-    findings += [Finding(split.name, NOTE, f"{number:,} {reason}") for reason, number in grounding.skipped.items()]
     return findings
+
+
+def _left_out(split: PrecompSplit, grounding: Grounding, folder: Path) -> Iterator[Finding]:
+    """What the reader counted; of boxes that leave their picture also where the first one is."""
+    for reason, number in grounding.skipped.items():
+        first = f", first in {_first_beyond(split, folder)}" if reason == BEYOND else ""
+        yield Finding(split.name, NOTE, f"{number:,} {reason}{first}")
+
+
+def _first_beyond(split: PrecompSplit, folder: Path) -> str:
+    """The first picture with such a box. Counts do not say it, so the files are read again, up to that one."""
+    for name in split.ids:
+        odd: Counter[str] = Counter()
+        read_boxes(folder / "Annotations" / f"{Path(name).stem}.xml", None, odd)
+        if odd[BEYOND]:
+            return name
+    return "none"

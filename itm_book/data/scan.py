@@ -21,7 +21,8 @@ class Scanned:
     """Rows of a file that something is wrong with, and a hash of all its numbers.
 
     twins: (row, earlier row) with the same numbers, though of different images. torn: rows that differ from the first
-    of their image, where a file repeats every image.
+    of their image, where a file repeats every image. images: (images,) eight bytes of each one's hash, so that splits
+    can be compared.
     """
 
     not_finite: list[int] = field(default_factory=list)
@@ -29,6 +30,7 @@ class Scanned:
     twins: list[tuple[int, int]] = field(default_factory=list)
     torn: list[int] = field(default_factory=list)
     digest: str = ""
+    images: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
 
 def blocks(path: Path) -> Iterator[tuple[int, np.ndarray]]:
@@ -42,11 +44,15 @@ def blocks(path: Path) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def scan_features(path: Path, repeat: int = 1) -> Scanned:
-    """Look at every number of a feature file. repeat: how many rows in a row each image has."""
+    """Look at every number of a feature file. repeat: how many rows in a row each image has.
+
+    Numbers are looked at in single precision, as they are read: saved with other bits a picture stays the same one.
+    """
     found, seen, content = Scanned(), {}, hashlib.sha256()
-    first = b""
+    first, images = b"", bytearray()
     for start, values in blocks(path):
-        flat = values.reshape(len(values), -1)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite here as it does for a model
+            flat = values.reshape(len(values), -1).astype(np.float32, copy=False)
         finite = np.isfinite(flat).all(axis=1)
         found.not_finite += (start + np.flatnonzero(~finite)).tolist()
         found.zero += (start + np.flatnonzero(~flat.any(axis=1))).tolist()
@@ -58,9 +64,10 @@ def scan_features(path: Path, repeat: int = 1) -> Scanned:
                     found.torn.append(row)
                 continue
             first = digest
+            images += digest[:8]
             if seen.setdefault(digest, row) != row:
                 found.twins.append((row, seen[digest]))
-    found.digest = content.hexdigest()
+    found.digest, found.images = content.hexdigest(), np.frombuffer(images, dtype=np.uint64)
     return found
 
 
@@ -71,13 +78,12 @@ class ScannedBoxes:
     not_finite: list[int] = field(default_factory=list)
     turned: list[int] = field(default_factory=list)
     outside: list[int] = field(default_factory=list)
-    largest: float = 0.0
 
 
-def scan_boxes(path: Path, sizes: np.ndarray | None) -> ScannedBoxes:
-    """Look at every box (rows, r, 4). sizes: (rows, 2) width and height, where the folder has them.
+def scan_boxes(path: Path, sizes: np.ndarray | None, edge: float = EDGE) -> ScannedBoxes:
+    """Look at every box (rows, r, 4). sizes: (rows, 2) width and height in the units of the boxes, where they are known.
 
-    Boxes between 0 and 1 are shares of the picture's sides, and lie inside.
+    edge: how far a box may reach beyond its picture.
     """
     found = ScannedBoxes()
     for start, boxes in blocks(path):
@@ -86,9 +92,8 @@ def scan_boxes(path: Path, sizes: np.ndarray | None) -> ScannedBoxes:
         finite = np.isfinite(boxes).all(axis=(1, 2))
         found.not_finite += rows[~finite].tolist()
         found.turned += rows[finite & (boxes[..., 2:] < boxes[..., :2]).any(axis=(1, 2))].tolist()
-        beyond = (boxes < -EDGE).any(axis=(1, 2))
+        beyond = (boxes < -edge).any(axis=(1, 2))
         if sizes is not None:
-            beyond |= (boxes[..., 2:] > sizes[here, None, :] + EDGE).any(axis=(1, 2))
+            beyond |= (boxes[..., 2:] > sizes[here, None, :] + edge).any(axis=(1, 2))
         found.outside += rows[finite & beyond].tolist()
-        found.largest = max(found.largest, float(np.max(boxes, where=np.isfinite(boxes), initial=0.0)))
     return found
