@@ -25,6 +25,14 @@ class Photo:
     size: int
     captions: tuple[str, ...]
 
+    def digest(self) -> str:
+        """A hash of its bytes; empty where they cannot be read, which whoever reads the picture says."""
+        try:
+            with self.path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            return ""
+
 
 @dataclass
 class Album:
@@ -100,14 +108,9 @@ def _twins(photos: list[Photo]) -> list[Remark]:
     first: dict[str, str] = {}
     remarks = []
     for photo in photos:
-        if sizes[photo.size] > 1 and photo.size:
-            try:
-                with photo.path.open("rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-            except OSError:  # whoever reads the picture says so
-                continue
-            if (other := first.setdefault(digest, photo.name)) != photo.name:
-                remarks.append(Remark(NOTE, photo.name, f"the same bytes as {other}"))
+        digest = photo.digest() if sizes[photo.size] > 1 and photo.size else ""
+        if digest and (other := first.setdefault(digest, photo.name)) != photo.name:
+            remarks.append(Remark(NOTE, photo.name, f"the same bytes as {other}"))
     return remarks
 
 

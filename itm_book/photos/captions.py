@@ -1,4 +1,8 @@
-"""Read a captions file: CSV or TSV of file name and caption, or Flickr8k's ``name.jpg#0<TAB>caption``."""
+"""Read a captions file: file name and caption with a comma, a tab or ``|`` between them.
+
+Flickr8k's ``name.jpg#0<TAB>caption`` is such a file. Where there are more columns, a heading says which is the caption,
+as in Flickr30K's ``image_name| comment_number| comment``.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from itm_book.photos.folder import is_picture_name
 from itm_book.photos.report import CAPTION, NOTE, Remark
 from itm_utils.errors import problem
 from itm_utils.files import read_text
@@ -21,6 +26,8 @@ LONGEST = 100  # words: what is longer is a text, and it would make every batch 
 HEADINGS = frozenset(
     ("image", "image_name", "image name", "file", "filename", "file_name", "file name", "name", "photo")
 )
+CAPTION_HEADINGS = frozenset(("caption", "comment", "sentence", "text"))
+Row = tuple[int, list[str]]  # its line in the file, from 1, and its cells
 
 
 @dataclass(frozen=True)
@@ -73,39 +80,72 @@ def _example(remarks: list[Remark]) -> str:
 def _cells(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
     """(line, name, caption as it stands there), heading and empty lines skipped."""
     first = next((line for line in text.split("\n") if line.strip()), "")
-    rows = _tabbed(text) if _has_tabs(path, first) else _commas(path, text)
-    for place, (number, name, caption) in enumerate(rows):
-        if place == 0 and name.lower() in HEADINGS:
-            continue
-        yield number, name, caption
+    separator = _separator(path, first)
+    rows = list(_commas(path, text) if separator == "," else _split(text, separator))
+    heading = rows[0] if rows and _name(rows[0][1]).lower() in HEADINGS else None
+    place, behind = _caption_column(path, rows, heading)
+    for number, cells in rows[heading is not None :]:
+        # A caption may have the separator in it: what belongs to no other column is put together again.
+        yield number, _name(cells), separator.join(cells[place : len(cells) - behind])
 
 
-def _has_tabs(path: Path, first: str) -> bool:
-    """Which of the two characters stands between name and caption: the first line says it, or the file's ending."""
-    comma, tab = "," in first, "\t" in first
+def _name(cells: list[str]) -> str:
+    """The picture that a row is about; the number behind a name of Flickr8k's file goes."""
+    return NUMBER.sub("", cells[0].strip()).strip()
+
+
+def _caption_column(path: Path, rows: list[Row], heading: Row | None) -> tuple[int, int]:
+    """Where the caption begins, and how many columns are behind it."""
+    if heading is None:
+        _check_two_columns(path, rows)
+        return 1, 0
+    line, columns = heading[0], [cell.strip().lower() for cell in heading[1]]
+    if len(columns) < 3:
+        return 1, 0
+    named = [place for place, column in enumerate(columns) if place and column in CAPTION_HEADINGS]
+    if len(named) != 1:
+        found = f"columns {', '.join(columns)}"
+        hint = "Name the column of the captions so, or leave only file names and captions."
+        raise problem(f"{path}, line {line}", found, f"one of {', '.join(sorted(CAPTION_HEADINGS))} among them", hint)
+    return named[0], len(columns) - 1 - named[0]
+
+
+def _check_two_columns(path: Path, rows: list[Row]) -> None:
+    """A number in front of every caption is a column of its own, and would become a word of all of them."""
+    if rows and all(len(cells) > 2 and cells[1].strip().isdecimal() for _, cells in rows):
+        found = f"a number between name and caption in every line, first {rows[0][1][1].strip()}"
+        hint = "Add a heading, such as image,number,caption, or remove the column."
+        raise problem(path, found, "file name and caption", hint)
+
+
+def _separator(path: Path, first: str) -> str:
+    """What stands between name and caption: the first line says it, or the file's ending."""
+    comma, tab, name = "," in first, "\t" in first, first.partition("|")[0]
+    if name != first and (name.strip().lower() in HEADINGS or is_picture_name(name.strip())):
+        return "|"
     if TOKEN.match(first) or (tab and not (comma and path.suffix.lower() == ".csv")):
-        return True
+        return "\t"
     if comma:
-        return False
+        return ","
     hint = "Write one line a caption: photo.jpg,Two dogs on a beach."
     raise problem(f"{path}, line 1", f"{first[:40]!r}", "a file name, a comma or a tab, and a caption", hint)
 
 
-def _tabbed(text: str) -> Iterator[tuple[int, str, str]]:
-    """Quotation marks have no meaning here; the number behind a name of Flickr8k's file goes."""
+def _split(text: str, separator: str) -> Iterator[Row]:
+    """Rows in which quotation marks have no meaning."""
     for number, line in enumerate(text.split("\n"), start=1):
-        name, _, caption = line.partition("\t")
         if line.strip():
-            yield number, NUMBER.sub("", name.strip()).strip(), caption
+            yield number, line.split(separator)
 
 
-def _commas(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
-    """Comma-separated values; a caption that has commas and no quotation marks around it is put together again."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+def _commas(path: Path, text: str) -> Iterator[Row]:
+    """Comma-separated values."""
+    # A carriage return that ends no line would end one for csv; as another control character it is reported.
+    reader = csv.reader(io.StringIO(text.replace("\r", "\v"), newline=""), strict=True)
     try:
         for row in reader:
             if any(cell.strip() for cell in row):
-                yield reader.line_num, NUMBER.sub("", row[0].strip()).strip(), ",".join(row[1:])
+                yield reader.line_num, row
     except csv.Error as error:
         hint = 'A quotation mark inside a quoted caption is written twice: "a sign that says ""stop""".'
         raise problem(f"{path}, line {reader.line_num}", f"no CSV ({error})", "name,caption", hint) from error
