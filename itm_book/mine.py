@@ -60,16 +60,31 @@ def find_checkpoint(source: Path) -> Path:
 def load_matcher(path: Path) -> tuple[Matcher, dict[str, Any]]:
     """The model of a checkpoint, and what the checkpoint says of its data."""
     checkpoint = read_checkpoint(path)
-    if missing := [key for key in ("model", "config", "provenance") if key not in checkpoint.info]:
-        raise problem(path, f"nothing about {', '.join(missing)}", "a checkpoint that training wrote")
+    for key, kind in (("model", str), ("config", dict), ("provenance", dict)):
+        if not isinstance(found := checkpoint.info.get(key), kind):
+            said = f"{key} = {found!r}" if key in checkpoint.info else f"nothing about {key}"
+            raise problem(path, said, "a checkpoint that training wrote")
     name = checkpoint.info["model"]
-    for module in pkgutil.iter_modules(itm_utils.models.__path__):
-        kind = getattr(importlib.import_module(f"itm_utils.models.{module.name}"), name, None)
-        if isinstance(kind, type) and issubclass(kind, Matcher):
-            model = kind(**checkpoint.info["config"])
-            load_weights(path, model, checkpoint)
-            return model, checkpoint.info["provenance"]
-    raise problem(path, f"a model {name}", "one that a chapter of this book exports")
+    if (model_class := find_model(name)) is None:
+        raise problem(path, f"a model {name}", "one that a chapter of this book exports")
+    try:
+        model = model_class(**checkpoint.info["config"])
+    except Exception as error:  # foreign arguments fail in many ways, and each concerns this one file only
+        reason = str(error).partition("\n")[0]
+        raise problem(path, f"a config with which there is no {name} ({reason})", "the arguments of one") from error
+    load_weights(path, model, checkpoint)
+    return model, checkpoint.info["provenance"]
+
+
+def find_model(name: str) -> type[Matcher] | None:
+    """The class of this name; None for those on which others of their chapter are built, which are parts of a model."""
+    for found in pkgutil.iter_modules(itm_utils.models.__path__):
+        module = importlib.import_module(f"itm_utils.models.{found.name}")
+        own = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+        for kind in own:
+            if kind.__name__ == name and issubclass(kind, Matcher) and not set(kind.__subclasses__()) & set(own):
+                return kind
+    return None
 
 
 def states_of(split: PrecompSplit, fingerprint: str, path: Path) -> BertCaptions:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from itm_utils.batches import PairDataset, WordCaptions
@@ -23,14 +24,7 @@ from itm_utils.bert import BertCaptions, bert_captions, load_text_encoder
 from itm_utils.errors import problem
 from itm_utils.files import atomic
 from itm_utils.matcher import Matcher, Scores
-from itm_utils.metrics import (
-    Retrieval,
-    bootstrap_intervals,
-    coco_protocol,
-    evaluate,
-    fold_ranks,
-    summarise_folds,
-)
+from itm_utils.metrics import Retrieval, bootstrap_intervals, coco_protocol, evaluate, fold_ranks, summarise_folds
 from itm_utils.precomp import PrecompSplit, open_split
 from itm_utils.receipts import Evidence, make_receipt, write_receipt
 from itm_utils.scoring import score_split
@@ -51,9 +45,7 @@ def declared_parameters(source: str) -> dict[str, tuple[str, Any]]:
         return {}
     if not statements or not all(isinstance(line, ast.AnnAssign) and line.value for line in statements):
         return {}
-    return {
-        ast.unparse(line.target): (ast.unparse(line.annotation), ast.literal_eval(line.value)) for line in statements
-    }
+    return {ast.unparse(one.target): (ast.unparse(one.annotation), ast.literal_eval(one.value)) for one in statements}
 
 
 def annotated(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
@@ -150,11 +142,10 @@ class Chapter:
         """At lab size the rate falls along one smooth curve; else by steps, half way unless ``decay_every`` says."""
         given, lab = self.parameters, self.parameters["size"] == "lab"
         taken = ("epochs", "batch_size", "learning_rate", "seed", "device", "precision", "num_workers")
-        half_way = max(1, given["epochs"] // 2)
         return TrainConfig(
             **{name: given[name] for name in taken},
             schedule="cosine" if lab else "step",
-            decay_every=given["epochs"] if lab else given.get("decay_every", half_way),
+            decay_every=given["epochs"] if lab else given.get("decay_every", max(1, given["epochs"] // 2)),
             clip_norm=given.get("clip_norm", TrainConfig.clip_norm),
             validate_every=given.get("validate_every", TrainConfig.validate_every),
             compiled=given.get("compiled", TrainConfig.compiled),
@@ -164,7 +155,7 @@ class Chapter:
         """Open the dataset. texts: split → its captions as the model takes them; words of the vocabulary by default."""
         root = dataset_folder(self.parameters["dataset"])
         vocabulary = Vocabulary.of_folder(root)
-        splits = [open_split(root, name) for name in ("train", "dev", self.parameters["evaluate_on"])]
+        splits = open_splits(root, self.parameters["evaluate_on"])
         splits[0] = part_of(splits[0], self.parameters.get("train_part", 1.0))
         train, dev, test = (texts(s) if texts else WordCaptions(s, vocabulary) for s in splits)
         self.data = ChapterData(*splits, vocabulary, PairDataset(splits[0], train), dev, test)
@@ -185,6 +176,16 @@ class Chapter:
         if given["run_dir"]:
             write_scores(self.folder / "scores.safetensors", scores)
         return found
+
+
+def open_splits(root: Path, evaluated: str) -> list[PrecompSplit]:
+    """Train, dev and the split that is judged. Features of another shape would fail only after the training."""
+    splits = [open_split(root, name) for name in ("train", "dev", evaluated)]
+    train, *others = (split.features for split in splits)
+    for other in others:
+        if other.shape[1:] != train.shape[1:]:
+            raise problem(other.path, f"pictures of shape {other.shape[1:]}", f"{train.shape[1:]}, as in train")
+    return splits
 
 
 def part_of(split: PrecompSplit, part: float) -> PrecompSplit:
@@ -235,14 +236,8 @@ def keep_scores(scores: Scores, owner: np.ndarray, folder: Path, more: Mapping[s
         if split == "testall" and len(scores.i2t) == 5000:
             result = coco_protocol(result, split)
         spread = bootstrap_intervals(evidence, owner)
-        receipt = make_receipt(
-            **about,
-            metrics=result.as_dict() | dict(more),
-            intervals=spread,
-            models=result.models,
-            protocol=result.protocol,
-            evidence=evidence,
-        )
+        measured = {"metrics": result.as_dict() | dict(more), "intervals": spread, "evidence": evidence}
+        receipt = make_receipt(**about, **measured, models=result.models, protocol=result.protocol)
         path = write_receipt(receipt, folder, evidence)
         low, high = spread["rsum"]
         print(f"{result.label}: rsum {result.rsum:.1f} [{low:.1f}, {high:.1f}], receipt {path.name}")
@@ -260,5 +255,10 @@ def read_scores(path: Path) -> Scores:
     """What :func:`write_scores` wrote."""
     if not path.is_file():
         raise problem(path, "no such file", "the scores of a finished run")
-    matrices = load_file(path)
+    try:
+        matrices = load_file(path)
+    except SafetensorError as error:
+        raise problem(path, f"a damaged file ({error})", "the scores of a finished run") from error
+    if "i2t" not in matrices:
+        raise problem(path, f"only {', '.join(matrices) or 'nothing'}", "i2t among the scores of a finished run")
     return Scores(i2t=matrices["i2t"], t2i=matrices.get("t2i", matrices["i2t"]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from toy_dataset import write_toy_dataset
 
 from itm_utils.chapter import Chapter, check_parameters, declared_parameters, read_scores, settings_of, write_scores
@@ -128,3 +130,34 @@ def test_two_matrices_stay_two(tmp_path: Path) -> None:
     assert torch.equal(back.t2i, scores.t2i) and back.decoupled
     with pytest.raises(ItmError, match="no such file"):
         read_scores(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 30, 90])
+def test_scores_that_were_cut_off_are_refused(kept: int, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    write_scores(path, Scores.same(torch.rand(2, 4)))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(
+        ItmError, match=r"s\.safetensors: found a damaged file .+, expected the scores of a finished run"
+    ):
+        read_scores(path)
+
+
+@pytest.mark.parametrize(("content", "found"), [({}, "nothing"), ({"t2i": torch.rand(2, 4)}, "t2i")])
+def test_a_file_without_scores_is_refused(content: dict, found: str, tmp_path: Path) -> None:
+    save_file(content, tmp_path / "s.safetensors")
+    with pytest.raises(ItmError, match=f"s.safetensors: found only {found}, expected i2t"):
+        read_scores(tmp_path / "s.safetensors")
+
+
+@pytest.mark.parametrize(("split", "shape"), [("test", (10, 6, 12)), ("dev", (5, 6, 12)), ("test", (10, 5, 24))])
+def test_splits_that_do_not_fit_together_are_refused_before_training(
+    split: str, shape: tuple[int, ...], toy_run: Chapter
+) -> None:
+    path = Path(toy_run.parameters["dataset"]) / f"{split}_ims.npy"
+    np.save(path, np.zeros(shape, dtype=np.float32))
+    for other in ("boxes", "sizes"):
+        path.with_name(f"{split}_{other}.npy").unlink()
+    message = f"{split}_ims.npy: found pictures of shape {shape[1:]}, expected (6, 24), as in train."
+    with pytest.raises(ItmError, match=re.escape(message)):
+        toy_run.open()

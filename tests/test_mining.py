@@ -14,15 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import exported, small
 from killed_mining import SETTINGS, Counting, open_toy
 from torch import Tensor
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
+from itm_book.mine import find_model
 from itm_utils import mining, scoring
 from itm_utils.batches import OfflinePairs, PairDataset, WordCaptions
-from itm_utils.checkpoints import read_checkpoint, save_model
+from itm_utils.checkpoints import model_info, read_checkpoint, save_model, write_checkpoint
 from itm_utils.cli import app
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Images, Matcher, PairBatch, Scores, Texts
@@ -654,6 +655,12 @@ def test_token_states_are_computed_again_by_the_receipt(
     assert read_lists(tmp_path / "lists", toy_pairs.split).manifest["text_source"] == "bert-1"
 
 
+@pytest.mark.parametrize("matcher", exported(Matcher), ids=lambda kind: kind.__name__)
+def test_every_whole_model_of_the_book_is_found_and_no_part_of_one(matcher: type[Matcher]) -> None:
+    bases = {base for kind in exported(Matcher) for base in kind.__mro__[1:]}
+    assert find_model(matcher.__name__) is (None if matcher in bases else matcher)
+
+
 def refused(message: str, *words: object) -> None:
     result = itm("mine", *words)
     assert result.exit_code == 2, result.output
@@ -677,6 +684,24 @@ def test_the_command_says_what_is_wrong(toy_pairs: PairDataset, toy_root: Path, 
         refused("expected the folder of a run, such as stage", tmp_path / f"{number}", *where)
     save_model(tmp_path / "unknown.safetensors", Counting(30, 24), known)
     refused("found a model Counting, expected one that a chapter", tmp_path / "unknown.safetensors", *where)
+    for number, (changes, message) in enumerate((
+        ({"model": 3}, "found model = 3, expected a checkpoint that training wrote"),
+        ({"model": "Matcher"}, "found a model Matcher, expected one that a chapter"),
+        ({"model": "CrossAttention"}, "found a model CrossAttention, expected one that a chapter"),
+        ({"config": None}, "found config = None"),
+        ({"config": [1, 2]}, "found config = [1, 2]"),
+        ({"config": {}}, "found a config with which there is no MeanPool"),
+        ({"config": model.config | {"depth": 2}}, "found a config with which there is no MeanPool"),
+        ({"config": model.config | {"width": "8"}}, "found a config with which there is no MeanPool"),
+        ({"config": model.config | {"width": -8}}, "found a config with which there is no MeanPool"),
+        ({"provenance": ["toy"]}, "found provenance = ['toy']"),
+    )):  # fmt: skip
+        path = tmp_path / f"foreign_{number}.safetensors"
+        weights = {f"model.{name}": weight for name, weight in model.state_dict().items()}
+        write_checkpoint(path, weights, model_info(model, known) | changes)
+        refused(message, path, *where)
+    write_checkpoint(path, weights, {"model": "MeanPool", "config": model.config})
+    refused("found nothing about provenance", path, *where)
     save_model(tmp_path / "good.safetensors", model, known)
     refused("texts_per_image: found 300, expected 1 to 195", tmp_path / "good.safetensors", *where)
     assert not (tmp_path / "lists").exists()
