@@ -63,7 +63,7 @@ def run_recipes(
         bool, typer.Option("--measure", help="With --dry-run: hours on this machine, from a few timed steps.")
     ] = False,
     show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
-    jobs: Annotated[int, typer.Option(help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
     results: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("results"),
 ) -> None:
     """Run recipes with papermill to a receipt each. Called again after an interruption, it goes on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 import statistics
 import time
@@ -19,14 +20,16 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from itm_book.recipes import find_recipe, read_overrides, read_recipe, read_seeds, read_value, recipes_of_table
-from itm_book.run import Job, grid_jobs, make_jobs, search_jobs
+from itm_book.run import SEARCH_SEED, Job, grid_jobs, make_jobs, search_jobs
+from itm_utils.chapter import ASIDE, open_splits
 from itm_utils.errors import ItmError, problem
-from itm_utils.matcher import ImageBatch, Matcher, Offline, PairBatch, TextBatch
+from itm_utils.matcher import Encoded, ImageBatch, Matcher, Offline, PairBatch, TextBatch
 from itm_utils.models.ccr_ccs import Constrained
 from itm_utils.models.mmca import PickedTriplet
 from itm_utils.models.vsepp import HingeTriplet
-from itm_utils.precomp import open_split
 from itm_utils.receipts import read_receipt
+from itm_utils.schedule import NUMBERS
+from itm_utils.scoring import BATCH, BUDGET
 from itm_utils.text import Vocabulary
 from itm_utils.training import KEPT, Objective, compiled_scores
 
@@ -37,6 +40,11 @@ WORDS = 14  # of an average caption with its start and end symbol, where the dat
 REGIONS = 36
 BERT_TOKEN = 12 * 24 * 768**2  # operations of BERT base for a token: 12 layers of 12 d^2 weights, two for each
 TIMED = 5  # training steps of which --measure takes the median, after two to warm up
+# Of these there is at least one; what is least in a training, its settings say. Every other whole number may be 0.
+FROM_ONE = (
+    "width", "word_dim", "heads", "feed_forward", "channels", "token_dim", "sim_dim", "caption_width", "caption_word_dim",
+)  # fmt: skip
+LEAST = dict.fromkeys(FROM_ONE, 1) | {name: least for names, _, least in NUMBERS for name in names}
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Sizes:
 PUBLISHED = {
     "flickr8k": Sizes(6_000, 30_000, 1_000, 5_000, 1_000, 5_000, REGIONS, 128, 3_178, assumed=True),
     "f30k": Sizes(29_000, 145_000, 1_014, 5_070, 1_000, 5_000, REGIONS, 2048, 8_481, assumed=True),
-    "coco": Sizes(113_287, 566_435, 5_000, 25_000, 5_000, 25_000, REGIONS, 2048, 11_353, assumed=True),
+    "coco": Sizes(113_287, 566_435, 1_000, 5_000, 5_000, 25_000, REGIONS, 2048, 11_353, assumed=True),
 }
 
 
@@ -75,8 +83,11 @@ def plan(
     """The runs that a command asks for."""
     if bool(names) == bool(table):
         raise ItmError("itm run: give recipes, or --table, and not both")
-    if grid and (search or seeds):  # a setting of a grid has its own seed
+    seeded = seeds or any(pair.partition("=")[0] == "seed" for pair in pairs)
+    if grid and (search or seeded):  # a setting of a grid has its own seed
         raise ItmError("itm run: give --grid without --search and --seeds")
+    if search and seeded:
+        raise ItmError(f"itm run: give --search without a seed: what is tried has seed {SEARCH_SEED}")
     recipes = recipes_of_table(root, table) if table else [read_recipe(root, find_recipe(root, n)) for n in names]
     jobs: list[Job] = []
     for recipe in recipes:
@@ -90,7 +101,20 @@ def plan(
         else:
             asked = seeds or ("" if "seed" in overrides else recipe.seeds)
             jobs += make_jobs(recipe, read_seeds(asked) if asked else None, overrides)
+    for job in jobs:
+        check_numbers(job)
     return jobs
+
+
+def check_numbers(job: Job) -> None:
+    """No number of a run is less than makes sense; one of another training (``inter_epochs``) is as one of the main."""
+    for name, value in job.parameters.items():
+        plain = re.sub("^(first|host|inter)_", "", name)
+        whole = job.recipe.declared[name][0] == "int"
+        if (whole or plain in LEAST) and not LEAST.get(plain, 0) <= value < math.inf:
+            raise problem(f"{job.recipe.name}, {name}", repr(value), f"a number from {LEAST.get(plain, 0):g} up")
+    if not 0 < (part := job.parameters.get("train_part", 1)) <= 1:
+        raise problem(f"{job.recipe.name}, train_part", repr(part), "a number above 0, at most 1")
 
 
 def read_choices(recipe: Any, search: list[str], option: str = "--search") -> dict[str, list[Any]]:
@@ -101,6 +125,10 @@ def read_choices(recipe: Any, search: list[str], option: str = "--search") -> di
         if not equals or not values:
             raise problem(option, repr(pair), "name=a,b,c")
         read_overrides(recipe, [f"{name}={value}" for value in values.split(",")][:1])
+        if name in ASIDE:  # runs are not named after it: all would have one name, in one folder
+            raise problem(option, f"the parameter {name}", "a setting of the model or of its training")
+        if name in choices:
+            raise problem(option, f"{name} twice", f"{name} once, with all its values: {name}=a,b,c")
         choices[name] = [read_value(recipe.declared[name][0], name, value) for value in values.split(",")]
     return choices
 
@@ -170,8 +198,8 @@ def sizes_of(job: Job) -> Sizes:
     """From the data if it is there, else from what is published about a dataset of that name."""
     folder, part = job.data, job.parameters.get("train_part", 1.0)
     if folder.is_dir():
-        train, dev, test = (open_split(folder, name) for name in ("train", "dev", job.parameters["evaluate_on"]))
-        numbers = [number for split in (train, dev, test) for number in (split.n_images, split.n_captions)]
+        train, *others = open_splits(folder, job.parameters["evaluate_on"])
+        numbers = [number for split in (train, *others) for number in (split.n_images, split.n_captions)]
         regions = train.features.shape[1] if len(train.features.shape) == 3 else 1
         sizes = Sizes(*numbers, regions, train.feature_dim, len(Vocabulary.of_folder(folder)))
     else:
@@ -213,7 +241,10 @@ def module_of(job: Job) -> ModuleType:
 
 
 class Training(NamedTuple):
-    """One training of a run. judged: what is validated while it lasts. mines: whether lists are made with it after."""
+    """One training of a run. judged: what is validated while it lasts. mines: whether lists are made with it after.
+
+    validate_every: steps between two looks at dev; 0 for one an epoch.
+    """
 
     matcher: Matcher
     objective: Objective
@@ -221,21 +252,28 @@ class Training(NamedTuple):
     batch_size: int
     judged: Matcher
     mines: bool = False
+    validate_every: int = 0
+
+    def looks(self, captions: int) -> int:
+        """How often dev is judged: at every so many steps, and at the last."""
+        an_epoch = captions // self.batch_size
+        return math.ceil(self.epochs * an_epoch / (self.validate_every or max(1, an_epoch)))
 
 
 def trainings(job: Job, sizes: Sizes, device: str = "meta") -> list[Training]:
     """What a run trains, one after the other: its model, or what the chapter's ``stages_of`` names."""
-    module, given = module_of(job), job.parameters
+    module, given, every = module_of(job), job.parameters, job.parameters.get("validate_every", 0)
     with torch.device(device):  # a stage may build a model of its own
         model = module.build(given, sizes.vocabulary, sizes.image_dim)
         stages = module.stages_of(given, model) if hasattr(module, "stages_of") else []
     if not stages:
-        return [Training(model, objective_of(job), given["epochs"], given["batch_size"], model)]
+        return [Training(model, objective_of(job), given["epochs"], given["batch_size"], model, validate_every=every)]
     return [
         Training(
             stage.matcher, stage.objective, stage.epochs, stage.batch_size,
             judged=model if stage is stages[-1] and len(stages) > 1 else stage.matcher,
             mines=stage.name == "miner",
+            validate_every=every,
         )
         for stage in stages
     ]  # fmt: skip
@@ -256,12 +294,22 @@ def tokens_of(job: Job) -> int:
 
 
 class Rates(NamedTuple):
-    """Operations of encoding one image and one caption and of scoring one pair, and whether a pair has two scores."""
+    """Operations of encoding one image and one caption and of scoring one pair, and whether a pair has two scores.
+
+    image_bytes: of an encoded image. pair_bytes: of working memory for a pair, as the model itself estimates.
+    """
 
     image: float
     caption: float
     pair: float
     decoupled: bool
+    image_bytes: float
+    pair_bytes: int
+
+    def held(self, images: int, captions: int) -> float:
+        """Bytes while a split is judged: all its encoded images, and a block of pairs within the budget."""
+        block = min(images, BATCH) * min(captions, BATCH) * self.pair_bytes
+        return images * self.image_bytes + min(block, BUDGET)
 
     def every_pair(self, images: int, captions: int) -> float:
         """Of so many images and captions, each encoded once."""
@@ -281,17 +329,30 @@ class Counted(NamedTuple):
 
 
 def counted(training: Training, sizes: Sizes, tokens: int) -> Counted:
-    """Steps, a look at dev after each epoch, mining over the training set, and the scores of the test set."""
+    """Steps, looks at dev, mining over the training set, and the scores of the test set."""
     step, held, weights = count_step(training, sizes, tokens)
     rates, steps = (
         count_rates(training.judged, sizes, tokens),
         training.epochs * (sizes.captions // training.batch_size),
     )
-    looks = training.epochs * rates.every_pair(sizes.dev_images, sizes.dev_captions)
+    looks = training.looks(sizes.captions) * rates.every_pair(sizes.dev_images, sizes.dev_captions)
     total = steps * step + looks + rates.every_pair(sizes.test_images, sizes.test_captions)
     if training.mines:
         total += rates.every_pair(sizes.images, sizes.captions)
+    # Gradients and Adam's averages stay while a split is judged, what backward needs is gone.
+    judged = 3 * weights + bytes_of_weights(training.judged)
+    splits = ((sizes.dev_images, sizes.dev_captions), (sizes.test_images, sizes.test_captions))
+    held = max(held, *(judged + rates.held(*split) for split in splits))
     return Counted(training, rates, steps, step, total, held, weights)
+
+
+def bytes_of_weights(model: Matcher) -> int:
+    return sum(weight.nbytes for weight in model.parameters())
+
+
+def bytes_of(encoded: Encoded) -> int:
+    tensors = (encoded.local, encoded.mask, encoded.pooled, *encoded.extra.values(), *encoded.extra_local.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def count_step(training: Training, sizes: Sizes, tokens: int) -> tuple[float, float, int]:
@@ -312,7 +373,7 @@ def count_step(training: Training, sizes: Sizes, tokens: int) -> tuple[float, fl
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             loss, _ = training.objective(training.matcher.train(), batch)
         loss.backward()
-    weights = sum(weight.numel() * weight.element_size() for weight in training.matcher.parameters())
+    weights = bytes_of_weights(training.matcher)
     block = getattr(training.objective, "budget", 0)
     return counter.get_total_flops(), 4 * weights + sum(kept.values()) + block, weights
 
@@ -331,7 +392,8 @@ def count_rates(model: Matcher, sizes: Sizes, tokens: int, block: int = 32) -> R
         model.eval()
         images, texts = count(model.encode_images, batch.images), count(model.encode_texts, batch.texts)
         scores = count(model.score, images, texts)
-    return Rates(counts[0] / block, counts[1] / block, counts[2] / block**2, scores.decoupled)
+    memory = bytes_of(images) / block, model.bytes_per_pair(images, texts)
+    return Rates(counts[0] / block, counts[1] / block, counts[2] / block**2, scores.decoupled, *memory)
 
 
 def states_operations(job: Job, sizes: Sizes) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from itm_book.data.known import KNOWN
 from itm_book.plan import (
     BERT_TOKEN,
+    PUBLISHED,
     WORDS,
     Counted,
     Sizes,
@@ -23,6 +26,8 @@ from itm_book.plan import (
     trainings,
 )
 from itm_book.run import Job
+from itm_utils.scoring import BATCH as BLOCK
+from itm_utils.scoring import BUDGET
 
 ROOT = Path(__file__).parents[1]
 SIZES = Sizes(10, 50, 4, 20, 3, 15, regions=3, image_dim=6, vocabulary=30)
@@ -45,7 +50,7 @@ def test_every_multiplication_of_vsepp() -> None:
     image = 2 * SIZES.image_dim * WIDTH
     caption = 2 * WORDS * 3 * WIDTH * (WORD + WIDTH)
     pair = 2 * WIDTH
-    assert count_rates(training.judged, SIZES, 0) == (image, caption, pair, False)
+    assert count_rates(training.judged, SIZES, 0)[:5] == (image, caption, pair, False, 4 * WIDTH)
     operations, held, weights = count_step(training, SIZES, 0)
     # Back: twice the way forth, but no slope is asked for pictures, nor for the state before the first word.
     spared = image + 2 * 3 * WIDTH * WIDTH
@@ -57,10 +62,36 @@ def test_every_multiplication_of_vsepp() -> None:
 
 def test_a_run_is_its_steps_its_looks_at_dev_and_its_test() -> None:
     (part,) = parts_of(job_of("01_vsepp_f30k_vsepp", *SMALL))
-    image, caption, pair, _ = part.rates
+    image, caption, pair, *_ = part.rates
     dev, test = (image * n + caption * c + pair * n * c for n, c in ((4, 20), (3, 15)))
     assert part.steps == 3 * (50 // BATCH)
     assert part.total == part.steps * part.step + 3 * dev + test
+
+
+@pytest.mark.parametrize("every", [0, 1, 5, 12, 30, 36, 99])
+@pytest.mark.parametrize("name", ["08_mmca_f30k", "09_dcpa_f30k_intra"])
+def test_looks_at_dev_come_as_often_as_a_run_asks_for_them(name: str, every: int) -> None:
+    small = ["width=16", "heads=2", "token_dim=12", f"batch_size={BATCH}", "epochs=3"]
+    (part,) = parts_of(job_of(name, *small, f"validate_every={every}"))
+    # As the training loop does: at every so many steps, and at the last.
+    looks = sum(step % (every or 12) == 0 or step == 36 for step in range(1, 37))
+    dev, test = (part.rates.every_pair(n, c) for n, c in ((4, 20), (3, 15)))
+    assert part.total == pytest.approx(36 * part.step + looks * dev + test)
+
+
+def test_memory_holds_every_encoded_image_of_a_split_that_is_judged() -> None:
+    """On small batches that, and not a step, decides: a vector a region, their mask, and a block of pairs."""
+    (training,) = trainings(job_of("02_scan_f30k_t2i_avg", *SMALL), SIZES)
+    _, step, weights = count_step(training, SIZES, 0)
+    assert counted(training, SIZES, 0).held == step
+    many = replace(SIZES, dev_images=100_000, dev_captions=5)
+    part = counted(training, many, 0)
+    encoded, block = SIZES.regions * (4 * WIDTH + 1), 5 * BLOCK * part.rates.pair_bytes
+    assert part.rates.image_bytes == encoded
+    assert part.held == 4 * weights + 100_000 * encoded + block
+    assert part.rates._replace(pair_bytes=BUDGET).held(2, 5) == 2 * encoded + BUDGET
+    judged = counted(training, replace(SIZES, test_images=100_000, test_captions=5), 0)
+    assert judged.held == part.held  # the scores of the receipt are made the same way
 
 
 def test_two_stages_are_counted_each_and_the_second_is_judged_with_the_first() -> None:
@@ -104,6 +135,17 @@ def test_a_quarter_of_the_data_is_a_quarter() -> None:
     assert (whole.images, whole.captions) == (29_000, 145_000)
     assert (quarter.images, quarter.captions) == (7_250, 36_250)
     assert quarter.dev_captions == whole.dev_captions
+
+
+@pytest.mark.parametrize("name", ["f30k", "coco"])
+def test_published_sizes_are_those_of_the_package(name: str) -> None:
+    """With fewer pictures, where a split has several sizes: what is said is a lower bound."""
+    known, sizes = KNOWN[name].images, PUBLISHED[name]
+    test = "testall" if "testall" in known else "test"
+    found = {"train": sizes.images, "dev": sizes.dev_images, test: sizes.test_images}
+    assert found == {split: min(known[split]) for split in found}
+    counted = (sizes.captions, sizes.dev_captions, sizes.test_captions)
+    assert counted == tuple(5 * images for images in found.values())
 
 
 def test_the_text_encoder_reads_every_caption_once() -> None:
