@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from itm_book.notebooks import KERNEL_ENVIRONMENT
 from itm_book.recipes import Recipe, read_recipe
-from itm_utils.chapter import dataset_folder, keep_scores, read_scores, settings_of
+from itm_utils.chapter import dataset_folder, keep_scores, open_splits, read_scores, settings_of
 from itm_utils.errors import ItmError, problem
-from itm_utils.metrics import ensemble
-from itm_utils.precomp import open_split
+from itm_utils.matcher import Scores
+from itm_utils.metrics import ensemble, fold_ranks
 from itm_utils.progress import interactive
-from itm_utils.receipts import read_evidence, read_receipt, receipt_path, write_receipt
+from itm_utils.receipts import Evidence, read_evidence, read_receipt, receipt_path, write_receipt
 from itm_utils.text import Vocabulary
 from itm_utils.uncertainty import seed_interval
 
@@ -82,7 +82,7 @@ class Job:
     def command(self) -> list[str]:
         """The papermill call: the recipe, and what differs from it."""
         differing = {k: v for k, v in self.parameters.items() if self.recipe.values().get(k) != v}
-        options = [word for name, value in differing.items() for word in ("-p", name, _plain(value))]
+        options = [word for name, value in differing.items() for word in (_flag(value), name, str(value))]
         output = Path(self.parameters["run_dir"]) / f"{self.recipe.chapter}.ipynb"
         notebook, recipe = (os.path.relpath(path, self.root) for path in (self.recipe.notebook, self.recipe.path))
         # What the notebook prints goes to the log; the executed copy is saved twice a minute, not after every cell.
@@ -115,10 +115,15 @@ def make_jobs(recipe: Recipe, seeds: list[int] | None, overrides: dict[str, Any]
     for seed in seeds if seeds is not None else [recipe.values(overrides)["seed"]]:
         values = recipe.values(overrides) | {"seed": seed}
         base = Path(values["run_dir"] or f"runs/{recipe.name}")
-        other = values["arm"].removeprefix(recipe.values()["arm"]).strip().replace(" ", "-")
+        other = added_name(recipe, values["arm"]).replace(" ", "-")
         values["run_dir"] = str(base / "-".join(part for part in (other, f"s{seed}") if part))
         jobs.append(Job(recipe, values))
     return jobs
+
+
+def added_name(recipe: Recipe, arm: str) -> str:
+    """What the name of a run has besides that of its recipe: the settings that differ."""
+    return arm.removeprefix(recipe.values()["arm"]).strip()
 
 
 def search_jobs(recipe: Recipe, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
@@ -153,10 +158,9 @@ class Facts:
 
 @cache
 def read_data(folder: Path, evaluated: str) -> Facts:
-    """The data is there and can be read; all runs on it share one reading."""
-    train, _ = (open_split(folder, name) for name in ("train", "dev"))
+    """The data is there, can be read and fits together; all runs on it share one reading."""
+    train, _, split = open_splits(folder, evaluated)
     Vocabulary.of_folder(folder)
-    split = open_split(folder, evaluated)
     return Facts(train.n_captions, split.identity(), split.n_images)
 
 
@@ -181,8 +185,20 @@ def is_finished(job: Job, results: Path) -> bool:
     return True
 
 
+def check_names(jobs: list[Job], results: Path) -> None:
+    """Every run has a receipt of its own: the second of one name could not be written, after all its training."""
+    taken: dict[Path, Job] = {}
+    for job in jobs:
+        path = expected_receipt(job, results)
+        if path in taken:
+            found = f"the receipt of two runs, of {taken[path].recipe.name} and of {job.recipe.name}"
+            raise problem(path, found, "one run of this name", "Start them one by one, each with -p arm=… of its own.")
+        taken[path] = job
+
+
 def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
     """Run what is not finished, a few side by side; returns the jobs that failed."""
+    check_names(jobs, results)
     waiting = []
     for job in jobs:
         if is_finished(job, results):
@@ -271,15 +287,20 @@ def finish(job: Job, process: subprocess.Popen, results: Path) -> bool:
         lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
         tqdm.write(f"{job.label}: failed: {lines[-1] if lines else 'no output'}\n  log: {log}", file=sys.stderr)
         return False
-    collect(job, results)
+    try:
+        collect(job, results)
+    except (ItmError, OSError) as error:  # others may still be training
+        tqdm.write(f"{job.label}: failed: {error}", file=sys.stderr)
+        return False
     return True
 
 
 def collect(job: Job, results: Path) -> None:
-    """Bring the receipts that a run left in its folder to the others."""
+    """Bring the receipts that a run left in its folder to the others; one on dev may have those on test beside it."""
+    wanted = job.parameters["arm"], job.seed, job.facts.identity["split"]
     for path in sorted((job.folder / job.recipe.chapter).rglob("*.json")):
         receipt = read_receipt(path)
-        if (receipt["arm"], receipt["seed"]) == (job.parameters["arm"], job.seed):
+        if (receipt["arm"], receipt["seed"], receipt["dataset"]["split"]) == wanted:
             evidence = read_evidence(path) if receipt["ranks"] else None
             write_receipt(receipt, results, evidence)
             tqdm.write(line_of(receipt))
@@ -294,79 +315,155 @@ def line_of(receipt: dict[str, Any]) -> str:
     return f"{receipt['arm']}, seed {receipt['seed']}: rsum {rsum['value']:.1f}{spread} on {where}, {receipt['run']['seconds']:.0f} s"
 
 
-def table_of(results: Path, wanted: list[tuple[str, str]]) -> Iterator[str]:
-    """The rows of some arms as a table: the mean over seeds, and for rsum its interval over them.
+class Row(NamedTuple):
+    """What stands in a row of a table. dataset: as receipts identify it, with its split."""
 
-    wanted: (chapter, arm), in the order of the rows.
-    """
+    chapter: str
+    arm: str
+    dataset: dict[str, str]
+
+    def receipts(self, results: Path) -> list[dict[str, Any]]:
+        """Of every seed and protocol."""
+        one = receipt_path(self._asdict() | {"protocol": "all", "seed": 0}, results)
+        beginning = one.name.removesuffix("_s0.json")
+        paths = [path for path in sorted(one.parent.glob("*.json")) if path.name.startswith(beginning)]
+        known = [read_receipt(path) for path in paths]
+        return [receipt for receipt in known if (receipt["arm"], receipt["dataset"]) == (self.arm, self.dataset)]
+
+
+def table_of(results: Path, wanted: list[Row]) -> Iterator[str]:
+    """Some rows as a table: the mean over seeds, and for rsum its interval over them."""
     found: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-    for chapter, arm in wanted:
-        for path in sorted((results / chapter).glob("*.json")):
-            receipt = read_receipt(path)
-            if receipt["arm"] == arm:
-                found[arm, receipt["dataset"]["name"], receipt["protocol"]].append(receipt)
+    for row in wanted:
+        place = row.dataset["name"] + (" dev" if row.dataset["split"] == "dev" else "")
+        for receipt in row.receipts(results):
+            found[row.chapter, row.arm, place, receipt["protocol"]].append(receipt)
     if found:
         yield f"{'':36}  i2t R@1   R@5  R@10   t2i R@1   R@5  R@10    rsum"
-    for (arm, data, protocol), receipts in found.items():
+    for (_, arm, place, protocol), receipts in found.items():
         means = [np.mean([receipt["metrics"][name]["value"] for receipt in receipts]) for name in RECALLS]
         rsum = [receipt["metrics"]["rsum"]["value"] for receipt in receipts]
         spread = f" [{seed_interval(rsum).low:.1f}, {seed_interval(rsum).high:.1f}]" if len(rsum) > 1 else ""
         cells = "{:9.1f}{:6.1f}{:6.1f}{:10.1f}{:6.1f}{:6.1f}".format(*means)
         seeds = f"{len(rsum)} seed{'s' if len(rsum) > 1 else ''}"
-        yield f"{arm:28} {receipts[0]['models']} model{cells}{np.mean(rsum):8.1f}{spread}  {data} {protocol}, {seeds}"
+        yield f"{arm:28} {receipts[0]['models']} model{cells}{np.mean(rsum):8.1f}{spread}  {place} {protocol}, {seeds}"
 
 
-def run_ensembles(jobs: list[Job], results: Path) -> list[tuple[str, str]]:
-    """Average the scores of jobs that name one ensemble and share data and seed; returns (chapter, arm) of what is there."""
-    groups: dict[tuple[str, int, Path], list[Job]] = defaultdict(list)
+def run_ensembles(jobs: list[Job], results: Path) -> list[Row]:
+    """Average the scores of jobs that name one ensemble and share settings, data and seed; returns the rows of all."""
+    rows = [Row(job.recipe.chapter, job.parameters["arm"], job.facts.identity) for job in jobs]
+    groups: dict[Path, list[Job]] = defaultdict(list)
     for job in jobs:
         if job.recipe.ensemble:
-            groups[job.recipe.ensemble, job.seed, job.data].append(job)
-    for (name, seed, _), members in groups.items():
-        known = expected_receipt(members[0], results, arm=name)
-        if len(members) > 1 and known.exists():
-            tqdm.write(f"{name}, seed {seed}: receipt is there, kept")
-        elif len(members) > 1:
-            ensemble_of([job.folder for job in members], name, results)
-    there = [(job.recipe.chapter, job.parameters["arm"]) for job in jobs]
-    there += [(members[0].recipe.chapter, name) for (name, *_), members in groups.items() if len(members) > 1]
-    return list(dict.fromkeys(there))
+            groups[expected_receipt(job, results, arm=ensemble_arm(job))].append(job)
+    for path, (first, *others) in groups.items():
+        if not others:
+            continue
+        name, paths = ensemble_arm(first), [expected_receipt(job, results) for job in (first, *others)]
+        if is_averaged(path, [read_receipt(one) for one in paths]):
+            tqdm.write(f"{name}, seed {first.seed}: receipt is there, kept")
+        else:
+            ensemble_of([job.folder for job in (first, *others)], name, results, paths)
+        rows.append(Row(first.recipe.chapter, name, first.facts.identity))
+    return [row for number, row in enumerate(rows) if row not in rows[:number]]
 
 
-def ensemble_of(folders: list[Path], arm: str, results: Path) -> dict[str, Any]:
-    """Average the scores of finished runs, given by their folders, and write the receipt of the ensemble."""
+def ensemble_arm(job: Job) -> str:
+    """The name of the ensemble that a run is a member of: other settings make another ensemble."""
+    return f"{job.recipe.ensemble} {added_name(job.recipe, job.parameters['arm'])}".strip()
+
+
+def noted_members(receipts: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """What the receipt of an ensemble says of its members: who they are, and the digests of their ranks."""
+    names = [f"{receipt['arm']}, seed {receipt['seed']}" for receipt in receipts]
+    return {"members": names, "ranks": [receipt["ranks"] for receipt in receipts]}
+
+
+def is_averaged(path: Path, receipts: list[dict[str, Any]]) -> bool:
+    """Whether the receipt of an ensemble is there; one of other members or data under the same name is an error.
+
+    The first ensembles did not note the ranks of their members: theirs are not compared. A mean has no order.
+    """
+    if not path.exists():
+        return False
+    known, wanted = read_receipt(path), noted_members(receipts)
+    noted = {"ranks": wanted["ranks"]} | known["parameters"]
+    same = {name: sorted(noted.get(name, [])) == sorted(wanted[name]) for name in wanted}
+    same["data"] = all(receipt["dataset"] == known["dataset"] for receipt in receipts)
+    if differing := [name for name in same if not same[name]]:
+        found, hint = f"an ensemble with other {differing[0]}", "Move it away, or give this ensemble another name."
+        raise problem(path, found, "none, or one of these very runs", hint)
+    return True
+
+
+class Member(NamedTuple):
+    """A finished run as part of an ensemble. owner: (c,) image of each caption."""
+
+    receipt: dict[str, Any]
+    owner: np.ndarray
+    scores: Scores
+
+
+def member_of(folder: Path, paths: list[Path]) -> Member:
+    """A run with the one of these receipts that its scores give.
+
+    Runs on test and on dev share a folder, and the scores are those of the last: only ranks tell whose they are.
+    """
+    scores = read_scores(folder / "scores.safetensors")
+    for path in paths:
+        receipt, evidence = read_receipt(path), read_evidence(path)
+        if scores.i2t.shape == (len(evidence.i2t), len(evidence.t2i)):
+            ranks = Evidence.of(fold_ranks(scores, evidence.owner, folds=1), evidence.owner)
+            if ranks.digest == receipt["ranks"]:
+                return Member(receipt, evidence.owner, scores)
+    found = f"scores with other ranks than {', '.join(path.name for path in paths)}"
+    hint = "A later run left them, perhaps on another split. Move the receipt away, here and in results, and run again."
+    raise problem(folder / "scores.safetensors", found, "the scores that it was made from", hint)
+
+
+def receipts_in(folder: Path) -> list[Path]:
+    """The receipts of a run in its folder, without those of five folds: each of them has one of the whole beside it."""
+    protocols = {path: read_receipt(path)["protocol"] for path in sorted(folder.glob("[0-9]*/**/*.json"))}
+    whole = [path for path, protocol in protocols.items() if protocol != "1K" and "folds" not in protocol]
+    if not whole:
+        raise problem(folder, "no receipt", "the folder of a finished run")
+    return whole
+
+
+def ensemble_of(folders: list[Path], arm: str, results: Path, paths: list[Path] | None = None) -> dict[str, Any]:
+    """Average the scores of finished runs, given by their folders, and write the receipt of the ensemble.
+
+    paths: the receipt of each run; otherwise those in its folder are tried.
+    """
     from itm_utils.ledger import rules_for
 
-    found = []
-    for folder in folders:
-        paths = [path for path in sorted(folder.glob("[0-9]*/*.json")) if "_1K_" not in path.name]
-        if not paths:
-            raise problem(folder, "no receipt", "the folder of a finished run")
-        found.append((read_receipt(paths[0]), read_evidence(paths[0])))
-    receipts, owner = [receipt for receipt, _ in found], found[0][1].owner
+    tried = [[path] for path in paths] if paths else [receipts_in(folder) for folder in folders]
+    members = [member_of(folder, known) for folder, known in zip(folders, tried, strict=True)]
+    receipts = [member.receipt for member in members]
     first = receipts[0]
     for receipt in receipts[1:]:
         if receipt["dataset"] != first["dataset"]:
             raise problem(arm, f"runs on {receipt['dataset']} and {first['dataset']}", "runs on one dataset")
-    members = [f"{receipt['arm']}, seed {receipt['seed']}" for receipt in receipts]
     about = {
         "chapter": first["chapter"],
         "arm": arm,
         "seed": first["seed"],
         "dataset": first["dataset"],
-        "parameters": {"members": members},
+        "parameters": noted_members(receipts),
         "seconds": sum(receipt["run"]["seconds"] for receipt in receipts),
         "device": first["run"]["device"],
         "rules": rules_for(first["chapter"], arm),
     }
-    scores = ensemble([read_scores(folder / "scores.safetensors") for folder in folders])
+    known = receipt_path(about | {"protocol": first["protocol"]}, results)
+    if is_averaged(known, receipts):  # it may have its members in another order, or no digests of their ranks
+        about["parameters"] = read_receipt(known)["parameters"]
     shared = set.intersection(*(set(receipt["metrics"]) for receipt in receipts))
     looks = {
         name: float(np.mean([receipt["metrics"][name]["value"] for receipt in receipts]))
         for name in sorted(shared)
         if name.startswith(LOOKS)
     }
-    keep_scores(scores, owner, results, looks, **about)
+    keep_scores(ensemble([member.scores for member in members]), members[0].owner, results, looks, **about)
     return about
 
 
@@ -385,9 +482,15 @@ def compared(results: Path, committed: Path) -> Iterator[str]:
         yield f"the largest difference is {differences[worst]:.2f} ({worst})"
 
 
-def _plain(value: Any) -> str:
-    """A value as papermill's command line reads it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _flag(value: Any) -> str:
+    """How papermill's command line is given a value: raw if it is text that would be taken for something else."""
+    if not isinstance(value, str):
+        return "-p"
+    try:
+        float(value)
+    except ValueError:
+        return "-r" if value in ("True", "False", "None") else "-p"
+    return "-r"
 
 
 def shown(job: Job) -> str:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import click.testing
+import numpy as np
+import papermill.cli
 import pytest
+import torch
 import yaml
 from conftest import listens_to_interrupts
 from toy_dataset import write_toy_dataset
@@ -21,10 +28,28 @@ from typer.testing import CliRunner
 from itm_book import run as running
 from itm_book.plan import described, plan
 from itm_book.recipes import find_recipe, read_overrides, read_recipe, read_seeds, recipes_of_table, tables_of
-from itm_book.run import expected_receipt, grid_jobs, make_jobs, next_jobs, run_jobs, search_jobs, shown, table_of
+from itm_book.run import (
+    Job,
+    collect,
+    ensemble_of,
+    expected_receipt,
+    grid_jobs,
+    is_averaged,
+    make_jobs,
+    next_jobs,
+    run_ensembles,
+    run_jobs,
+    search_jobs,
+    shown,
+    table_of,
+)
+from itm_utils.chapter import keep_scores, settings_of, write_scores
 from itm_utils.cli import app
 from itm_utils.errors import ItmError
-from itm_utils.receipts import read_receipt
+from itm_utils.matcher import Scores
+from itm_utils.metrics import evaluate, fold_ranks
+from itm_utils.precomp import open_split
+from itm_utils.receipts import Evidence, make_receipt, read_receipt, receipt_path, seal_of, write_receipt
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -86,7 +111,43 @@ def test_the_arms_of_a_dataset_have_different_names() -> None:
         (["02_scan_scenes_t2i_avg", "--grid", "width"], "--grid: found 'width', expected name=a,b,c"),
         (["02_scan_scenes_t2i_avg", "--grid", "width=8,wide"], "parameter width: found 'wide'"),
         (["02_scan_scenes_t2i_avg", "--grid", "width=8,16", "--seeds", "0-4"], "without --search and --seeds"),
+        (["02_scan_scenes_t2i_avg", "--grid", "width=8,16", "-p", "seed=3"], "without --search and --seeds"),
+        (["02_scan_scenes_t2i_avg", "--grid", "width=8", "--grid", "width=16"], "--grid: found width twice"),
+        (["02_scan_scenes_t2i_avg", "--search", "width=8,16", "--seeds", "0-4"], "--search without a seed"),
+        (["02_scan_scenes_t2i_avg", "--search", "width=8,16", "-p", "seed=3"], "--search without a seed"),
+        (["02_scan_scenes_t2i_avg", "--search", "width=8", "--search", "width=16"], "--search: found width twice"),
+        *(
+            (["02_scan_scenes_t2i_avg", option, f"{name}={value}"], f"{option}: found the parameter {name}, expected")
+            for option in ("--search", "--grid")
+            for name, value in (
+                ("seed", 1),
+                ("dataset", "a,b"),
+                ("device", "cpu,cuda"),
+                ("num_workers", 2),
+                ("arm", "x"),
+            )
+        ),
         (["02_scan_f30k_t2i_avg", "--dry-run", "--gpu", "Voodoo"], "--gpu"),
+        *(
+            (
+                [name, "-p", wrong, *more],
+                f"{name}, {wrong.partition('=')[0]}: found {wrong.partition('=')[2]}, expected a",
+            )
+            for more in (["--dry-run"], ["--print"], [])
+            for name, wrong in (
+                ("02_scan_f30k_t2i_avg", "batch_size=0"),
+                ("02_scan_f30k_t2i_avg", "width=0"),
+                ("02_scan_f30k_t2i_avg", "epochs=-3"),
+                ("02_scan_scenes_t2i_avg", "epochs=0"),
+                ("02_scan_f30k_t2i_avg", "learning_rate=nan"),
+                ("08_mmca_f30k", "validate_every=-1"),
+                ("08_mmca_f30k", "heads=0"),
+                ("09_dcpa_f30k", "inter_batch_size=0"),
+                ("09_dcpa_f30k", "train_part=-0.5"),
+                ("10_aoq_f30k_vsrn_adapoffquin", "first_epochs=0"),
+                ("10_aoq_f30k_vsrn_adapoffquin", "miner_width=-1"),
+            )
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
@@ -98,6 +159,12 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_fewer_than_no_runs_side_by_side_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(app, ["run", "02_scan_scenes_t2i_avg", "--jobs", "-1", "--print"])
+    assert result.exit_code == 2 and "--jobs" in result.output
 
 
 def test_a_recipe_with_a_wrong_parameter_is_refused(tmp_path: Path) -> None:
@@ -121,6 +188,34 @@ def test_other_settings_are_another_arm_in_another_folder() -> None:
     assert elsewhere.parameters["arm"] == plain.parameters["arm"] == "SCAN t2i AVG"
     assert len({job.parameters["run_dir"] for job in (plain, wide)}) == 2
     assert "-p width 32" in shown(wide) and "-p width" not in shown(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("01_vsepp_f30k_vsepp", "hardest=false"),
+        ("01_vsepp_f30k_vse0", "hardest=true"),
+        ("08_mmca_f30k", "text_layers=-2"),
+        ("08_mmca_f30k", "text_layers=0,-1"),
+        ("08_mmca_f30k", "width=64"),
+        ("01_vsepp_f30k_vsepp", "learning_rate=1"),
+        *(
+            ("01_vsepp_f30k_vsepp", f"arm={arm}")
+            for arm in ("2024", "1e3", "nan", "True", "None", "-p", "", "VSE++ a b")
+        ),
+    ],
+)
+def test_papermill_reads_what_was_planned(name: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command line guesses types: ``false`` is text to it, and 2024 a number."""
+    given: dict[str, object] = {}
+    monkeypatch.setattr(papermill.cli, "execute_notebook", lambda **call: given.update(call["parameters"]))
+    monkeypatch.chdir(ROOT)
+    (job,) = plan(ROOT, [name], "", "0", [change], [])
+    program, *arguments = job.command()
+    ended = click.testing.CliRunner().invoke(papermill.cli.papermill, arguments, catch_exceptions=False)
+    assert program == "papermill" and ended.exit_code == 0, ended.output
+    defaults = {parameter: default for parameter, (_, default) in job.recipe.declared.items()}
+    assert repr(defaults | given) == repr(job.parameters)  # True is no 1 here
 
 
 def test_a_search_is_judged_on_dev_with_a_seed_of_its_own() -> None:
@@ -211,6 +306,214 @@ def test_a_recipe_that_changes_while_its_runs_wait_changes_none_of_them(
     assert said.err.count("not started: ") == 2 and "02_scan_scenes_i2t_avg.yaml" in said.err
 
 
+def test_one_name_for_two_runs_is_refused_before_any_of_them_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "start", lambda job: pytest.fail(f"{job.label} was started"))
+    places = [f"dataset={fake(tmp_path / 'f30k', 'test')}", f"run_dir={tmp_path / 'run'}"]
+    names = ["01_vsepp_f30k_vsepp", "01_vsepp_f30k_vse0"]
+    jobs = plan(ROOT, names, "", "0", [*places, "arm=smoke"], [])
+    with pytest.raises(
+        ItmError, match=r"smoke_f30k_s0\.json: found the receipt of two runs, of 01_vsepp_f30k_vsepp and"
+    ):
+        run_jobs(jobs, tmp_path / "results", at_a_time=2)
+    with pytest.raises(ItmError, match="the receipt of two runs"):
+        run_jobs(plan(ROOT, names[:1], "", "3,3", places, []), tmp_path / "results", at_a_time=2)
+
+
+def test_a_receipt_that_cannot_be_collected_stops_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    data, results = fake(tmp_path / "f30k", "test"), tmp_path / "results"
+    first, second = plan(ROOT, ["01_vsepp_f30k_vsepp"], "", "0-1", [f"dataset={data}", f"run_dir={tmp_path / 'r'}"], [])
+
+    def start(job: Job) -> SimpleNamespace:
+        leave(job)
+        if job is first:  # as if another command had written to the same place meanwhile
+            leave(job, seed=9, folder=results)
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    monkeypatch.setattr(running, "start", start)
+    monkeypatch.setattr(running.time, "sleep", lambda seconds: None)
+    assert run_jobs([first, second], results, at_a_time=2) == [first]
+    assert expected_receipt(second, results).exists()
+    assert "seed 0: failed: " in (said := capsys.readouterr().err) and "a receipt with other metrics" in said
+
+
+def leave(job: Job, seed: int = 0, folder: Path | None = None) -> None:
+    """What a run leaves in its folder, with made-up scores."""
+    split = open_split(job.data, job.parameters["evaluate_on"])
+    generator = torch.Generator().manual_seed(1000 * seed + 10 * job.seed + len(job.parameters["arm"]))
+    scores = Scores.same(torch.rand(split.n_images, split.n_captions, generator=generator))
+    about = {"chapter": job.recipe.chapter, "arm": job.parameters["arm"], "seed": job.seed, "dataset": split.identity()}
+    more = {"parameters": settings_of(job.parameters), "seconds": 1.0, "device": "cpu"}
+    keep_scores(scores, split.owner, folder or job.folder, {}, **about, **more)
+    if folder is None:
+        write_scores(job.folder / "scores.safetensors", scores)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Callable[..., list[Job]]:
+    """Two runs that make an ensemble, finished and collected."""
+    data = fake(tmp_path / "f30k", "test")
+
+    def finished(*changes: str, seed: int = 0) -> list[Job]:
+        given = [f"dataset={data}", f"run_dir={tmp_path / 'run'}", *changes]
+        jobs = plan(ROOT, ["02_scan_f30k_t2i_avg", "02_scan_f30k_i2t_avg"], "", "0", given, [])
+        for job in jobs:
+            if not expected_receipt(job, tmp_path / "results").exists():
+                leave(job, seed)
+                collect(job, tmp_path / "results")
+        return jobs
+
+    return finished
+
+
+def averaged(results: Path, *, kind: str = "SCAN-ensemble-AVG") -> dict[str, dict]:
+    return {path.stem: read_receipt(path) for path in sorted(results.rglob(f"{kind}*.json"))}
+
+
+def test_an_ensemble_is_named_after_the_settings_of_its_members(
+    pair: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    results = tmp_path / "results"
+    rows = {}
+    for width in (16, 24):
+        jobs = pair("epochs=1", f"width={width}")
+        rows[width] = run_ensembles(jobs, results)
+        assert [row.arm for row in rows[width]][2] == f"SCAN ensemble AVG epochs=1 width={width}"
+    found = averaged(results)
+    assert list(found) == [f"SCAN-ensemble-AVG-epochs=1-width={width}_f30k_s0" for width in (16, 24)]
+    for width, receipt in zip((16, 24), found.values(), strict=True):
+        assert receipt["parameters"]["members"] == [
+            f"SCAN {way} AVG epochs=1 width={width}, seed 0" for way in ("t2i", "i2t")
+        ]
+        assert receipt["rules"] == {}  # it speaks for no claim
+        assert (
+            f"{receipt['metrics']['rsum']['value']:8.1f}  f30k all 20, 1 seed"
+            in list(table_of(results, rows[width]))[3]
+        )
+    run_ensembles(pair(), results)
+    assert list(averaged(results))[2] == "SCAN-ensemble-AVG_f30k_s0"
+    assert "kept" not in capsys.readouterr().out
+    run_ensembles(pair(), results)
+    assert "SCAN ensemble AVG, seed 0: receipt is there, kept" in capsys.readouterr().out
+
+
+def test_an_ensemble_of_other_runs_under_the_same_name_is_refused(pair: Callable, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    run_ensembles(pair(), results)
+    again = pair()[1]
+    for folder in (results, again.folder):
+        expected_receipt(again, folder).unlink()
+    jobs = pair(seed=1)  # the second was run again, to other ranks
+    with pytest.raises(ItmError, match=r"SCAN-ensemble-AVG_f30k_s0\.json: found an ensemble with other ranks"):
+        run_ensembles(jobs, results)
+    with pytest.raises(ItmError, match="found an ensemble with other ranks"):
+        ensemble_of([job.folder for job in jobs], "SCAN ensemble AVG", results)
+    with pytest.raises(ItmError, match="found an ensemble with other members"):
+        ensemble_of([job.folder for job in pair("width=16")], "SCAN ensemble AVG", results)
+    assert is_averaged(results / "none.json", []) is False
+
+
+def test_an_ensemble_from_before_its_members_ranks_were_noted_is_kept(
+    pair: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    results, jobs = tmp_path / "results", pair()
+    run_ensembles(jobs, results)
+    (path,) = results.rglob("SCAN-ensemble*.json")
+    receipt = read_receipt(path)
+    del receipt["parameters"]["ranks"]
+    receipt["seal"] = seal_of(receipt)
+    path.write_text(json.dumps(receipt), encoding="utf-8")
+    run_ensembles(jobs[::-1], results)  # whatever their order
+    assert "kept" in capsys.readouterr().out
+    ensemble_of([job.folder for job in jobs[::-1]], "SCAN ensemble AVG", results)
+    assert read_receipt(path)["parameters"] == receipt["parameters"]
+    receipt["parameters"]["members"][0] += "0"
+    receipt["seal"] = seal_of(receipt)
+    path.write_text(json.dumps(receipt), encoding="utf-8")
+    with pytest.raises(ItmError, match="found an ensemble with other members"):
+        run_ensembles(jobs, results)
+
+
+def test_the_ensembles_of_the_book_are_recognised(tmp_path: Path) -> None:
+    """They are from before ranks were noted. Twins, of two seeds of one arm, are made by ``itm ensemble`` alone."""
+    paths = [path for path in sorted((ROOT / "results").rglob("*ensemble*.json")) if "twin" not in path.name]
+    assert len(paths) >= 19
+    for path in paths:
+        receipt = read_receipt(path)
+        named = [member.rpartition(", seed ") for member in receipt["parameters"]["members"]]
+        members = [receipt_path(receipt | {"arm": arm, "seed": seed}, ROOT / "results") for arm, _, seed in named]
+        assert is_averaged(path, [read_receipt(member) for member in members])
+    jobs = plan(ROOT, ["02_scan_scenes_i2t_avg", "02_scan_scenes_t2i_avg"], "", "5-9", [], [])
+    shutil.copytree(ROOT / "results/02_scan", tmp_path / "02_scan")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    rows = run_ensembles(jobs, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
+    assert [row.arm for row in rows] == ["SCAN i2t AVG", "SCAN t2i AVG", "SCAN ensemble AVG"]
+
+
+def test_scores_of_another_split_are_not_averaged(
+    pair: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    results = tmp_path / "results"
+    on_test = pair()
+    capsys.readouterr()
+    on_dev = pair("evaluate_on=dev")  # in the same folders, over the scores
+    assert "f30k test" not in (said := capsys.readouterr().out) and said.count("on f30k dev (all 10)") == 2
+    assert [job.folder for job in on_dev] == [job.folder for job in on_test]
+    with pytest.raises(
+        ItmError, match=r"scores\.safetensors: found scores with other ranks than SCAN-t2i-AVG_f30k_s0\.json"
+    ):
+        run_ensembles(on_test, results)
+    lines = list(table_of(results, run_ensembles(on_dev, results)))
+    known = {path.stem: read_receipt(path) for path in sorted(results.rglob("search/*.json"))}
+    assert list(known) == [f"SCAN-{arm}_f30k_s0" for arm in ("ensemble-AVG", "i2t-AVG", "t2i-AVG")]
+    assert {receipt["dataset"]["split"] for receipt in known.values()} == {"dev"}
+    # The table is of what was run, although the same arms have receipts on test.
+    assert len(lines) == 4
+    for line, name in zip(lines[1:], ("t2i-AVG", "i2t-AVG", "ensemble-AVG"), strict=True):
+        assert line.endswith(
+            f"{known[f'SCAN-{name}_f30k_s0']['metrics']['rsum']['value']:8.1f}  f30k dev all 10, 1 seed"
+        )
+
+
+def test_of_several_receipts_in_a_folder_the_one_that_the_scores_give_is_taken(tmp_path: Path) -> None:
+    """After ``testall`` and then ``test`` a folder has three, and ``…_5K_…`` is not the last of them."""
+    rng, folders = torch.Generator().manual_seed(0), [tmp_path / name for name in ("one", "two")]
+    about = {"chapter": "02_scan", "seed": 0, "parameters": {}, "seconds": 1.0, "device": "cpu"}
+    for folder in folders:
+        for split, images in (("testall", 10), ("test", 6)):
+            scores, owner = Scores.same(torch.rand(images, 5 * images, generator=rng)), np.repeat(np.arange(images), 5)
+            evidence = Evidence.of(fold_ranks(scores, owner, 1), owner)
+            whole = evaluate(scores, owner)
+            protocol = "5K" if split == "testall" else whole.protocol
+            dataset = {"name": "coco", "split": split, "fingerprint": split}
+            made = make_receipt(
+                **about, arm=folder.name, dataset=dataset, metrics=whole.as_dict(), protocol=protocol, evidence=evidence
+            )
+            write_receipt(made, folder, evidence)
+            write_scores(folder / "scores.safetensors", scores)
+    ensemble_of(folders, "both", tmp_path / "results")
+    (receipt,) = map(read_receipt, (tmp_path / "results").rglob("*.json"))
+    assert receipt["dataset"]["split"] == "test" and receipt["protocol"] == "all 6"
+    write_scores(folders[1] / "scores.safetensors", Scores.same(torch.rand(10, 50, generator=rng)))
+    with pytest.raises(ItmError, match=r"two/scores\.safetensors: found scores with other ranks than"):
+        ensemble_of(folders, "both", tmp_path / "results")
+    with pytest.raises(ItmError, match="found no receipt, expected the folder of a finished run"):
+        ensemble_of([tmp_path], "both", tmp_path / "results")
+
+
+def test_splits_that_do_not_fit_together_start_no_run(tmp_path: Path) -> None:
+    data = fake(tmp_path / "f30k", "test")
+    np.save(data / "test_ims.npy", np.load(data / "test_ims.npy")[..., :16])
+    ended = subprocess.run(command("01_vsepp_f30k_vsepp", data, tmp_path), cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert "test_ims.npy: found pictures of shape (36, 16), expected (36, 32), as in train." in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_run_may_fetch_its_text_encoder(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chapters of the book are executed offline. A run at paper scale needs BERT, which comes from the model hub."""
@@ -240,7 +543,8 @@ def test_a_plan_names_every_run_and_its_cost(table: str) -> None:
 
 
 def test_a_table_has_means_and_intervals_over_seeds() -> None:
-    lines = list(table_of(ROOT / "results", [("02_scan", "SCAN t2i AVG")]))
+    (job,) = plan(ROOT, ["02_scan_scenes_t2i_avg"], "", "5", [], [])
+    lines = list(table_of(ROOT / "results", run_ensembles([job], ROOT / "results")))
     assert len(lines) == 2
     assert re.search(r"SCAN t2i AVG +1 model.*\[\d+\.\d, \d+\.\d\]  scenes all 500, 5 seeds", lines[1])
 
