@@ -44,17 +44,15 @@ def recalls(ledger: Ledger) -> Iterator[str]:
     rows = sorted([*rows, *known], key=lambda row: -row[0])
     if rows:
         yield from table(HEADS, [cells for _, cells in rows])
-    yield from (f"{MARK} {arm} kept the weights of its warm-up in {seeds}.\n" for arm, seeds in never_better(arms))
+    for arm, seeds in never_better(arms):
+        yield f"{MARK} {arm} kept the weights of its warm-up in {seeds}: its own loss never did better on dev.\n"
 
 
 def never_better(arms: Mapping[tuple[str, str], list[Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
-    """Arms with runs whose loss never improved on dev after the warm-up: such a row says nothing about its loss."""
+    """Arms with runs whose loss never improved on the warm-up: what such a row shows is not its loss."""
     for (arm, _), runs in arms.items():
         if seeds := [str(run["seed"]) for run in runs if kept_warmup(run)]:
-            yield (
-                arm,
-                f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: its row shows a model that its own loss never improved",
-            )
+            yield arm, f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
 
 
 def kept_warmup(run: Mapping[str, Any]) -> bool:
