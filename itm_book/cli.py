@@ -69,6 +69,7 @@ def run_recipes(
     """Run recipes with papermill to a receipt each. Called again after an interruption, it goes on."""
     from itm_book import plan as planner
     from itm_book import run as runner
+    from itm_book.ensembles import run_ensembles
 
     root = project_root()
     planned = planner.plan(root, recipes or [], table, seeds, parameter or [], search or [], grid or [])
@@ -80,7 +81,7 @@ def run_recipes(
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
     failed = runner.run_jobs(planned, root / results, at_a_time)
     if not failed and not search and not grid:
-        for line in runner.table_of(root / results, runner.run_ensembles(planned, root / results)):
+        for line in runner.table_of(root / results, run_ensembles(planned, root / results)):
             typer.echo(line)
     if results != Path("results"):
         for line in runner.compared(root / results, root / "results"):
@@ -95,7 +96,7 @@ def ensemble(
     results: Annotated[Path, typer.Option(help="Where the receipt goes.")] = Path("results"),
 ) -> None:
     """Average the scores of finished runs and write the receipt of the mean."""
-    from itm_book.run import ensemble_of
+    from itm_book.ensembles import ensemble_of
 
     ensemble_of(folders, arm, project_root() / results)
 

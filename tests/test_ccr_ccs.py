@@ -17,8 +17,8 @@ from conftest import TOKEN_DIM
 from torch import Tensor
 from toy_dataset import write_entities, write_toy_dataset
 
+from itm_book.ensembles import ensemble_of
 from itm_book.golden import run_case
-from itm_book.run import ensemble_of
 from itm_utils.batches import PairDataset
 from itm_utils.chapter import keep_scores, write_scores
 from itm_utils.errors import ItmError

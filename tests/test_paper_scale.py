@@ -19,10 +19,11 @@ import psutil
 import pytest
 from small_photos import ROOT, TEST, write_small_book
 
+from itm_book.ensembles import run_ensembles
 from itm_book.ledger_pages import arm_of, dataset_of, results_page
 from itm_book.plan import plan
 from itm_book.recipes import read_recipe
-from itm_book.run import Job, run_ensembles, run_jobs, table_of
+from itm_book.run import Job, run_jobs, table_of
 from itm_utils.chapter import settings_of
 from itm_utils.ledger import Ledger
 from itm_utils.receipts import read_receipt

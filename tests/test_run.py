@@ -26,18 +26,16 @@ from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
 from itm_book import run as running
+from itm_book.ensembles import ensemble_of, is_averaged, run_ensembles
 from itm_book.plan import described, plan
 from itm_book.recipes import find_recipe, read_overrides, read_recipe, read_seeds, recipes_of_table, tables_of
 from itm_book.run import (
     Job,
     collect,
-    ensemble_of,
     expected_receipt,
     grid_jobs,
-    is_averaged,
     make_jobs,
     next_jobs,
-    run_ensembles,
     run_jobs,
     search_jobs,
     shown,
