@@ -128,6 +128,12 @@ def of_ranks(runs: Mapping[str, Any]) -> Iterator[str]:
 def check(found: Mapping[str, Any]) -> Iterator[str]:
     """Whether caption numbers mean here what they mean in the files of judgements."""
     yield "## Is the third caption the third?\n"
+    yield (
+        "A check of our own bookkeeping. Captions are lines in our files and numbers in the judges' files; if line and number "
+        "did not match, everything above would be noise. So the crowd's judgements are laid on the captions with each number "
+        "in turn, and the table gives the chance, in percent, that a pair called right scores above a pair called wrong. The "
+        "judged number, #2, should win.\n"
+    )
     rows = [
         [label, *(f"{100 * chance:.1f}" for chance in run["numbering"].values())]
         for label, run in found["runs"].items()
