@@ -77,7 +77,7 @@ export: $(STAMP)  ## write itm_utils/models/ from the chapters' exported cells
 
 reproduce: $(STAMP)  ## run the lab recipes again with their seeds, and compare with the committed receipts (hours)
 	@$(BIN)/itm run --table lab/foundations --dry-run | tail -2
-	@ITM_PROGRESS=1 $(BIN)/itm run --table lab/foundations --results runs/reproduced
+	@ITM_PROGRESS=1 $(BIN)/itm run --table lab/foundations --receipts runs/reproduced
 
 student: $(STAMP)  ## copies of the chapters without solutions, in _build/student/
 	@$(BIN)/itm notebooks student
@@ -89,6 +89,6 @@ lint: $(STAMP)  ## ruff, codespell, notebook rules, stale modules
 format: $(STAMP)  ## ruff fixes and formatting, notebook metadata cleaned
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(BIN)/itm notebooks lint --fix
 
-clean:  ## remove what was built (never runs/, results/ or .venv)
+clean:  ## remove what was built (never runs/, receipts/ or .venv)
 	@rm -rf _build .pytest_cache .ruff_cache .hypothesis *.egg-info
 	@find . -name __pycache__ -not -path './$(VENV)/*' -type d -prune -exec rm -rf {} +

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from harness import REGIONS, WIDTH, finish, settings, start, take_turns
 
-from itm_utils.attention_metrics import THRESHOLDS, measure_attention
-from itm_utils.batches import WordCaptions
-from itm_utils.grounding import Grounding, Phrase
+from itm_utils.data.batches import WordCaptions
+from itm_utils.data.phrases import Grounding, Phrase
+from itm_utils.data.precomp import PrecompSplit, open_split
+from itm_utils.data.vocabulary import Vocabulary
+from itm_utils.metrics.attention import THRESHOLDS, measure_attention
 from itm_utils.models.scan import SCAN
-from itm_utils.precomp import PrecompSplit, open_split
 from itm_utils.scoring import BATCH, encode_images, encode_split, evaluating, score_all, score_split
-from itm_utils.text import Vocabulary
 
 IMAGE_DIM, WORD_DIM, KNOWN_WORDS = 2048, 300, 8000
 FULL, CAPTIONS = 1000, 5  # images of the test set, captions of an image

@@ -28,8 +28,8 @@ from statistics import median
 import numpy as np
 from harness import ALLOCATOR, REGIONS, finish, start
 
-from itm_book.data import bottom_up
-from itm_book.data.wanted import Wanted, wanted_from_list
+from itm_lab.data import bottom_up
+from itm_lab.data.selection import Wanted, wanted_from_list
 
 WIDTH, SIZE, CHUNK = 2048, (640, 480), 2**24
 NOTE_SECONDS = bottom_up.NOTE_SECONDS

@@ -58,7 +58,7 @@ def multiplications(r: int, w: float, d: int, inner: int) -> tuple[float, float]
 def mapped(model: InterPAM, images: ImageBatch, texts: TextBatch) -> tuple[Images, Texts]:
     """Regions and words of width 256, where both ways start."""
     with torch.inference_mode():
-        regions, words = model.region_map(images.regions), model.token_map(texts.features)
+        regions, words = model.region_proj(images.regions), model.token_proj(texts.features)
     return Images(regions, images.mask), Texts(words, texts.mask)
 
 
@@ -137,7 +137,7 @@ def main() -> None:
             token_dim=TOKEN_DIM,
             width=WIDTH,
             heads=HEADS,
-            top=model.top,
+            top_k=model.top_k,
             tokens_mean=round(tokens, 2),
             tokens_max=int(given[1].lengths.max()),
             anew_pictures_at_a_time=rows,

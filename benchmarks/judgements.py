@@ -16,11 +16,11 @@ from pathlib import Path
 
 from harness import RESULTS, finish
 
-from itm_book.judgements import audit_runs
-from itm_utils.chapter import read_scores
+from itm_lab.evidence.judgements import audit_runs
+from itm_lab.records.scores import read_scores
+from itm_utils.data.precomp import open_split
 from itm_utils.errors import ItmError
-from itm_utils.metrics import evaluate
-from itm_utils.precomp import open_split
+from itm_utils.metrics.retrieval import evaluate
 
 
 def labelled(text: str) -> tuple[str, Path]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from itm_utils.files import write_json
 from itm_utils.matcher import Scores
-from itm_utils.metrics import Ranks, five_captions_each, retrieval_ranks, summarise
+from itm_utils.metrics.retrieval import Ranks, five_captions_each, retrieval_ranks, summarise
 
 OUT = Path(__file__).parent / "results" / "metrics.json"
 

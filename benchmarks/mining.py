@@ -26,8 +26,8 @@ from harness import ALLOCATOR, finish, start
 from torch import nn
 
 from itm_utils import mining
+from itm_utils.data.precomp import load_array, open_split
 from itm_utils.matcher import ImageBatch, Images, Matcher, Scores, TextBatch, Texts
-from itm_utils.precomp import load_array, open_split
 from itm_utils.scoring import block_shape
 
 WIDTH, PER_IMAGE, SCENES = 1024, 5, 1000

@@ -22,7 +22,7 @@ from harness import REGIONS
 from torch import Tensor
 
 from itm_utils.matcher import Encoded, ImageBatch, Images, PairBatch, TextBatch, Texts
-from itm_utils.models.mmca import MMCA, PickedTriplet, stacked
+from itm_utils.models.mmca import MMCA, HardNegativeTripletLoss, stacked
 from itm_utils.models.vsepp import hinge_loss
 from itm_utils.scoring import score_all, trim
 
@@ -63,7 +63,7 @@ def score_anew(model: MMCA, images: Images, texts: Texts, rows: int) -> Tensor:
             regions, present = images.local[row : row + rows], images.mask[row : row + rows]
             words, real = text.local.expand(len(regions), -1, -1), text.mask.expand(len(regions), -1)
             regions, words = stacked(model.cross_unit, regions, words, present, real)
-            i1, c1 = model.picture_vector(regions, present), model.sentence_vector(words, real)
+            i1, c1 = model.image_vector(regions, present), model.caption_vector(words, real)
             cross[row : row + rows, caption] = (i1 * c1).sum(dim=-1)
     return model.weigh(images.pooled @ texts.pooled.T, cross).i2t
 
@@ -95,7 +95,7 @@ def kept_bytes(sides: tuple[Encoded, ...]) -> int:
 
 def picked(model: MMCA, batch: PairBatch) -> Tensor:
     """The loss of chapter 08: all pairs within a budget without slopes, then the right and the hardest with slopes."""
-    return PickedTriplet(MARGIN, budget=BUDGET)(model, batch)[0]
+    return HardNegativeTripletLoss(MARGIN, budget=BUDGET)(model, batch)[0]
 
 
 def direct(model: MMCA, batch: PairBatch) -> Tensor:

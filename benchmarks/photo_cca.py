@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from harness import RESULTS, finish
 
-from itm_utils.bert import bert_captions
-from itm_utils.chapter import write_scores
+from itm_lab.records.scores import write_scores
+from itm_utils.data.precomp import PrecompSplit, open_split
+from itm_utils.data.text_encoder import bert_captions
+from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.matcher import Scores
-from itm_utils.metrics import evaluate
-from itm_utils.precomp import PrecompSplit, open_split
-from itm_utils.text import Vocabulary
+from itm_utils.metrics.retrieval import evaluate
 
 PICTURE_RIDGES, WORD_RIDGES, POWERS = (
     (0.01, 0.1, 1, 10),

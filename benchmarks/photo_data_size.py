@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from harness import RESULTS, finish
 
-from itm_utils.precomp import PrecompSplit, open_split
-from itm_utils.receipts import read_receipt
-from itm_utils.text import Vocabulary
+from itm_lab.records.receipts import read_receipt
+from itm_utils.data.precomp import PrecompSplit, open_split
+from itm_utils.data.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parent.parent
 RECIPE = "02_scan_scenes_t2i_avg"
@@ -47,8 +47,8 @@ def run(data: Path, pictures: int, root: Path) -> dict[str, float]:
     Vocabulary.build(captions).save(folder / "words_vocab.json")
     given = [f"{name}={value}" for name, value in SETTINGS.items()]
     given += [f"dataset={folder}", f"run_dir={root / 'runs'}", "arm=SCAN"]
-    itm = [sys.executable, "-c", "from itm_utils.cli import app; app()"]
-    call = [*itm, "run", RECIPE, "--seeds", "0", "--results", str(root / "results")]
+    itm = [sys.executable, "-c", "from itm_lab.cli import app; app()"]
+    call = [*itm, "run", RECIPE, "--seeds", "0", "--receipts", str(root / "results")]
     subprocess.run([*call, *(word for pair in given for word in ("-p", pair))], cwd=ROOT, check=True)
     receipt = read_receipt(next((root / "results").rglob(f"*first{pictures}_*.json")))
     values = {name: found["value"] for name, found in receipt["metrics"].items()}

@@ -21,8 +21,8 @@ import torch
 from harness import ALLOCATOR, finish, start
 from PIL import Image
 
-from itm_book.photos import extract as extraction
-from itm_book.photos.network import EfficientNetLite0
+from itm_lab.photos import extract as extraction
+from itm_lab.photos.network import EfficientNetLite0
 
 PER_PICTURE = 5
 WORDS = [

@@ -20,17 +20,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from itm_utils.scenes import Recipe, load_scenes, oracle_matrix, scenes_folder
-from itm_utils.scenes.build import PROPOSAL_STREAM, SPLITS
-from itm_utils.scenes.cache import read_manifest
-from itm_utils.scenes.dice import Dice
-from itm_utils.scenes.draw import draw, toy_boxes
-from itm_utils.scenes.families import sample_split
-from itm_utils.scenes.features import WEIGHTS, load_net, region_features
-from itm_utils.scenes.oracle import ceiling
-from itm_utils.scenes.proposals import iou, propose
-from itm_utils.scenes.world import ATTRIBUTES
-from itm_utils.text import Vocabulary
+from itm_lab.scenes import Recipe, load_scenes, oracle_matrix, scenes_folder
+from itm_lab.scenes.build import PROPOSAL_STREAM, SPLITS
+from itm_lab.scenes.dice import Dice
+from itm_lab.scenes.draw import draw, toy_boxes
+from itm_lab.scenes.families import sample_split
+from itm_lab.scenes.features import WEIGHTS, load_net, region_features
+from itm_lab.scenes.oracle import ceiling
+from itm_lab.scenes.proposals import propose
+from itm_lab.scenes.world import ATTRIBUTES
+from itm_utils.boxes import iou
+from itm_utils.cache import read_manifest
+from itm_utils.data.vocabulary import Vocabulary
 
 OUT = Path(__file__).parent / "results" / "scenes_dataset.json"
 

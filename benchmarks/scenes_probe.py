@@ -22,17 +22,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from itm_utils.batches import PairDataset, WordCaptions, pair_loader
-from itm_utils.bert import bert_captions
-from itm_utils.errors import problem
+from itm_lab.scenes import Recipe, oracle_matrix, scenes_folder
+from itm_lab.scenes.oracle import ceiling
+from itm_lab.scenes.world import Knobs
+from itm_utils.data.batches import PairDataset, WordCaptions, pair_loader
+from itm_utils.data.precomp import open_split
+from itm_utils.data.text_encoder import bert_captions
+from itm_utils.data.vocabulary import Vocabulary
+from itm_utils.errors import input_error
 from itm_utils.matcher import Images, Matcher, Scores, Texts
-from itm_utils.metrics import evaluate
-from itm_utils.precomp import open_split
-from itm_utils.scenes import Recipe, oracle_matrix, scenes_folder
-from itm_utils.scenes.oracle import ceiling
-from itm_utils.scenes.world import Knobs
+from itm_utils.metrics.retrieval import evaluate
 from itm_utils.scoring import score_split
-from itm_utils.text import Vocabulary
 
 RESULTS = Path(__file__).parent / "results"
 DESIGN_SEED = 1  # of the generator: the design was chosen on it, the shipped dataset uses another
@@ -182,7 +182,7 @@ KNOBS = {
 
 def main(what: str = "shipped") -> None:
     if what not in OUTPUTS:
-        raise problem("scenes_probe.py", repr(what), f"one of {', '.join(OUTPUTS)}")
+        raise input_error("scenes_probe.py", repr(what), f"one of {', '.join(OUTPUTS)}")
     torch.set_num_threads(1)
     if what == "shipped":
         result = measure(Recipe(), (0, 1, 2))

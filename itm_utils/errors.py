@@ -9,7 +9,7 @@ class ItmError(ValueError):
     """Bad input: the message names the file or parameter, what was found, and what to do."""
 
 
-def problem(where: str | Path, found: str, expected: str, hint: str = "") -> ItmError:
+def input_error(where: str | Path, found: str, expected: str, hint: str = "") -> ItmError:
     """Build an :class:`ItmError` in the one form the whole package uses.
 
     >>> print(problem("dev_caps.txt", "1,013 lines", "a multiple of 1,000 images"))

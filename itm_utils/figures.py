@@ -14,7 +14,7 @@ import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 
 INK = "#22303c"
 PAPER = "#fdfcf9"
@@ -74,7 +74,7 @@ def method_colour(name: str) -> str:
     for method, colour in METHOD_COLOURS.items():
         if name == method or name.startswith(method + " "):
             return colour
-    raise problem("method", repr(name), f"one of {', '.join(METHOD_COLOURS)}, or one of them and a space and more")
+    raise input_error("method", repr(name), f"one of {', '.join(METHOD_COLOURS)}, or one of them and a space and more")
 
 
 def matrix(

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise problem(path, f"that it cannot be written ({reason})", "a writable folder with free space") from error
+        raise input_error(path, f"that it cannot be written ({reason})", "a writable folder with free space") from error
     finally:
         with suppress(OSError):  # already renamed, or never made
             temporary.unlink()
@@ -39,13 +39,15 @@ def check_file(path: str | Path, expected: str) -> Path:
     """The path of a file that can be opened; a folder, a broken link and nothing at all are told apart."""
     path = Path(path)
     if path.is_dir():
-        raise problem(path, "a folder", expected)
+        raise input_error(path, "a folder", expected)
     if path.is_symlink() and not path.exists():  # so do links in a circle
-        raise problem(path, "a symbolic link that leads nowhere or in a circle", expected, "Repair or remove the link.")
+        raise input_error(
+            path, "a symbolic link that leads nowhere or in a circle", expected, "Repair or remove the link."
+        )
     if not path.exists():
-        raise problem(path, "no such file", expected)
+        raise input_error(path, "no such file", expected)
     if not path.is_file():  # a pipe would be waited for, without end
-        raise problem(path, "neither a file nor a folder", expected)
+        raise input_error(path, "neither a file nor a folder", expected)
     return path
 
 
@@ -57,9 +59,9 @@ def read_text(path: str | Path, expected: str, hint: str = "Save it as UTF-8.") 
         # Alone it ends lines only where nothing else does, as on old Macs; elsewhere it is part of a caption.
         return text if "\n" in text else text.replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise problem(path, f"bytes that are not UTF-8 at position {error.start}", expected, hint) from error
+        raise input_error(path, f"bytes that are not UTF-8 at position {error.start}", expected, hint) from error
     except OSError as error:
-        raise problem(path, f"a file that cannot be read ({error.strerror})", expected) from error
+        raise input_error(path, f"a file that cannot be read ({error.strerror})", expected) from error
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -6,6 +6,7 @@ Axis letters, the same in every shape comment and einsum of the book:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
@@ -144,14 +145,14 @@ class PairBatch(TensorBatch):
 
     images: ImageBatch
     texts: TextBatch
-    offline: Offline | None = None
+    offline: OfflineNegatives | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
 
 
 @dataclass
-class Offline(TensorBatch):
+class OfflineNegatives(TensorBatch):
     """Offline negatives of a batch, one of each kind for every pair: row b belongs to pair b.
 
     first: a wrong image for the caption, beside a wrong caption for the image.
@@ -254,8 +255,8 @@ def length_mask(lengths: Tensor, width: int) -> Tensor:
 class Matcher(nn.Module):
     """The one interface of every model in the book.
 
-    A subclass passes its constructor's arguments (plain JSON values) to ``super().__init__``; they travel
-    with its checkpoints, so that a saved model can be built again without pickle.
+    ``config`` holds the constructor's arguments (plain JSON values). They travel with checkpoints, so that a saved
+    model can be built again without pickle.
 
     tile: bytes of pairs that are best worked on at once on a CPU, where what a pair leaves in the cache is read again;
     None if a model does not care.
@@ -263,9 +264,22 @@ class Matcher(nn.Module):
 
     tile: ClassVar[int | None] = None
 
+    config: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Note the constructor's arguments, whatever the subclass; copies bring theirs with their state."""
+        matcher = super().__new__(cls)
+        bound = inspect.signature(cls.__init__).bind_partial(matcher, *args, **kwargs)
+        bound.apply_defaults()
+        config = dict(list(bound.arguments.items())[1:])  # without self
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                config |= config.pop(name, {})
+        matcher.__dict__["config"] = config
+        return matcher
+
     def __init__(self, **config: Any) -> None:
         super().__init__()
-        self.config = config
 
     def encode_images(self, batch: ImageBatch) -> Images:
         """Everything that can be computed once an image."""

@@ -21,14 +21,14 @@ from filelock import FileLock
 from torch import Tensor
 
 from itm_utils import scoring
-from itm_utils.batches import image_batch
-from itm_utils.checkpoints import check_same, fingerprint_of, read_checkpoint, write_checkpoint
-from itm_utils.errors import ItmError, problem
+from itm_utils.data.batches import image_batch
+from itm_utils.data.offline import Drawn, OfflineLists, data_facts, draw_offline, read_lists, read_manifest, write_lists
+from itm_utils.data.precomp import PrecompSplit
+from itm_utils.errors import ItmError, input_error
 from itm_utils.matcher import Encoded, Images, Matcher, Scores, Texts
-from itm_utils.offline import Drawn, OfflineLists, data_facts, draw_offline, read_lists, read_manifest, write_lists
-from itm_utils.precomp import PrecompSplit
 from itm_utils.progress import bar
 from itm_utils.scoring import Captions, block_shape, evaluating, score_all, trim
+from itm_utils.training.checkpoints import check_same, fingerprint_of, read_checkpoint, write_checkpoint
 
 __all__ = ["Drawn", "OfflineLists", "draw_offline", "mine", "read_lists"]
 
@@ -65,7 +65,9 @@ def mine(
     """
     folder = Path(folder)
     if len(captions.lengths) != split.n_captions:
-        raise problem("captions", f"{len(captions.lengths)} of them", f"the {split.n_captions} of split {split.name}")
+        raise input_error(
+            "captions", f"{len(captions.lengths)} of them", f"the {split.n_captions} of split {split.name}"
+        )
     _check_lengths(split, texts_per_image, images_per_text)
     facts = {
         "model": type(model).__name__,
@@ -94,7 +96,9 @@ def _check_lengths(split: PrecompSplit, texts: int, images: int) -> None:
             "images_per_text": split.n_images - 1}  # fmt: skip
     for (name, available), wanted in zip(most.items(), (texts, images), strict=True):
         if not 1 <= wanted <= available:
-            raise problem(name, str(wanted), f"1 to {available}: split {split.name} has no more wrong ones for each")
+            raise input_error(
+                name, str(wanted), f"1 to {available}: split {split.name} has no more wrong ones for each"
+            )
 
 
 class _Mining:
@@ -182,7 +186,7 @@ class _Mining:
         parts = [part.float().contiguous() for part in parts]
         for part in parts:
             if not bool(part.amax() < torch.inf):  # nor is NaN
-                raise problem(type(self.model).__name__, "a score that is NaN or infinite", "finite scores")
+                raise input_error(type(self.model).__name__, "a score that is NaN or infinite", "finite scores")
             part[owner[column] - here.start, column] = -torch.inf
         return Scores(parts[0], parts[-1])
 
@@ -266,7 +270,7 @@ class _Best:
         for start in range(0, len(found), BLOCK):
             keys = self.keys[start : start + BLOCK].sort(dim=1, descending=True).values
             if not bool(_scores(keys[:, -1]).isfinite().all()):
-                raise problem(whose, "scores of minus infinity", "finite scores")
+                raise input_error(whose, "scores of minus infinity", "finite scores")
             found[start : start + BLOCK] = (INDEX - (keys & INDEX)).cpu().numpy()
         return found
 

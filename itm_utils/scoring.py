@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from itm_utils.batches import image_batch
-from itm_utils.errors import problem
+from itm_utils.data.batches import image_batch
+from itm_utils.data.precomp import PrecompSplit
+from itm_utils.errors import input_error
 from itm_utils.matcher import Images, Matcher, Scores, TextBatch, Texts
-from itm_utils.precomp import PrecompSplit
 from itm_utils.progress import bar
 
 BUDGET = 512 * 2**20  # bytes of working memory for one block of pairs
@@ -135,7 +135,7 @@ def block_shape(model: Matcher, images: Images, texts: Texts, budget: int) -> tu
         budget = min(budget, max(model.tile, cost))
     pairs = budget // cost
     if pairs < 1:
-        raise problem("budget", f"{budget:,} bytes", f"at least {cost:,}, the cost of one pair")
+        raise input_error("budget", f"{budget:,} bytes", f"at least {cost:,}, the cost of one pair")
     rows = min(len(images), max(1, int(pairs**0.5)))
     columns = min(len(texts), max(1, pairs // rows))
     rows = min(len(images), max(1, pairs // columns))

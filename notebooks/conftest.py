@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from itm_book.notebooks import KERNEL_ENVIRONMENT
+from itm_lab.notebook_io import KERNEL_ENVIRONMENT
 
 # Kernels inherit this: the stored outputs came from the same settings.
 os.environ.update(KERNEL_ENVIRONMENT)

@@ -15,10 +15,10 @@ import torch
 from toy_dataset import write_toy_dataset
 
 import itm_utils.models
-from itm_utils.batches import PairDataset, WordCaptions
+from itm_utils.data.batches import PairDataset, WordCaptions
+from itm_utils.data.precomp import PrecompSplit, open_split
+from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.matcher import Matcher, TextBatch
-from itm_utils.precomp import PrecompSplit, open_split
-from itm_utils.text import Vocabulary
 
 # Two threads on two busy cores wait for each other; one thread a process is faster and repeatable.
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from killing import die_at
 
-from itm_book.data import bottom_up
+from itm_lab.data import bottom_up
 
 
 def main(tsv: Path, out: Path, moments: list[str]) -> None:

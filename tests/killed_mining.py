@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 from killing import die_at
 
-from itm_utils import files, mining, offline, scoring
-from itm_utils.batches import WordCaptions
+from itm_utils import files, mining, scoring
+from itm_utils.data import offline
+from itm_utils.data.batches import WordCaptions
+from itm_utils.data.precomp import open_split
+from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.matcher import ImageBatch, Images, Matcher, Scores, TextBatch, Texts
-from itm_utils.precomp import open_split
-from itm_utils.text import Vocabulary
 
 SETTINGS = {"texts_per_image": 20, "images_per_text": 6, "budget": 8192}  # three shelves, thirteen blocks
 

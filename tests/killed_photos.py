@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from killing import die_at
 
-from itm_book.photos import extract
-from itm_book.photos.growing import GrowingArray
+from itm_lab.photos import extract
+from itm_lab.photos.appendable_npy import GrowingArray
 from itm_utils import files
 
 

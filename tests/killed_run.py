@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from itm_utils.batches import PairDataset, WordCaptions
+from itm_utils.data.batches import PairDataset, WordCaptions
+from itm_utils.data.precomp import open_split
+from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.matcher import ImageBatch, Images
-from itm_utils.metrics import evaluate
+from itm_utils.metrics.retrieval import evaluate
 from itm_utils.models.keeping_score import InBatchSoftmax, MeanPool
-from itm_utils.precomp import open_split
 from itm_utils.scoring import score_split
-from itm_utils.text import Vocabulary
-from itm_utils.training import TrainConfig, train
+from itm_utils.training.loop import TrainConfig, train
 
 
 class NoisyMeanPool(MeanPool):

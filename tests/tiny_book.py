@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode, v4
 
-from itm_book.notebooks import clean, write_notebook
+from itm_lab.notebook_io import clean, write_notebook
 
 ROOT = Path(__file__).resolve().parents[1]
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from itm_utils.text import Vocabulary
+from itm_utils.data.vocabulary import Vocabulary
 
 COLOURS = ("red", "blue", "green", "yellow", "black", "white")
 SHAPES = ("cube", "ball", "cone", "ring", "star", "cup")

@@ -17,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 REPOSITORY_VARIABLE = "BOOK_REPOSITORY_URL"
 SOURCE_BRANCH, LAUNCH_BRANCH = "main", "launch"
 COLAB = "https://colab.research.google.com"
-RECORDS = "book/data/runs"
+RECORDS = "book/data/executions"
 HEADINGS = ("Chapter", "Last run (UTC)", "Seconds", "Slowest sections", "On")
 
 
@@ -53,7 +53,7 @@ class LedgerPage(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        from itm_book.ledger_pages import open_ledger, page
+        from itm_lab.publish.ledger_pages import open_ledger, page
 
         self.env.note_reread()  # receipts change without this page changing
         folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)

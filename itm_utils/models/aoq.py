@@ -13,14 +13,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from itm_lab.parity.comparison import Table, batches, our_name
 from torch import Tensor
 
-from itm_utils.errors import problem
+from itm_utils.data.precomp import open_split
+from itm_utils.errors import input_error
 from itm_utils.matcher import (
     ImageBatch,
     Images,
     Matcher,
-    Offline,
+    OfflineNegatives,
     PairBatch,
     Scores,
     TextBatch,
@@ -30,11 +32,9 @@ from itm_utils.metrics import retrieval_ranks, score_matrix
 from itm_utils.mining import OfflineLists, draw_offline, mine
 from itm_utils.models import bfan, scan, vsrn
 from itm_utils.models.bfan import BFAN
-from itm_utils.models.mmca import PickedTriplet, score_picked
-from itm_utils.models.vsepp import HingeTriplet, OneVectorEach
+from itm_utils.models.mmca import HardNegativeTripletLoss, score_picked
+from itm_utils.models.vsepp import GlobalEmbeddingMixin, HingeTriplet
 from itm_utils.models.vsrn import VSRN
-from itm_utils.parity import Table, batches, our_name
-from itm_utils.precomp import open_split
 from itm_utils.scoring import score_all
 
 
@@ -87,7 +87,7 @@ WEIGHED_BY = ("offline", "positive")
 
 
 @dataclass(eq=False)
-class Switches:
+class LossConfig:
     """The losses of this chapter; the defaults are equation 5 with the paper's constants.
 
     kind: which terms count. weigh_by: whose score the online one is compared with in the
@@ -108,9 +108,9 @@ class Switches:
     def __post_init__(self) -> None:
         for name, allowed in (("kind", KINDS), ("weigh_by", WEIGHED_BY)):
             if (found := getattr(self, name)) not in allowed:
-                raise problem(name, repr(found), f"one of {', '.join(allowed)}")
+                raise input_error(name, repr(found), f"one of {', '.join(allowed)}")
         if self.alpha <= 0:
-            raise problem("alpha", repr(self.alpha), "a number above 0")
+            raise input_error("alpha", repr(self.alpha), "a number above 0")
 
     @property
     def has_offline(self) -> bool:
@@ -122,7 +122,7 @@ class Switches:
 
 
 # cell penalty
-class Penalty(Switches):
+class Penalty(LossConfig):
     """What a line costs."""
 
     def hinge(self, margin: float, line: Line, wrong: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class Penalty(Switches):
 
 
 # cell equation-6
-def equation_6(line: Line, switches: Switches) -> Line:
+def equation_6(line: Line, switches: LossConfig) -> Line:
     """Slopes of equation 5 in the four scores of a line, as the paper derives them."""
     gamma, alpha = switches.margin, switches.alpha
     positive, online, offline, derived = line
@@ -288,8 +288,10 @@ class MatcherLoss(ScoreLoss):
         if not self.has_offline:
             return None
         if batch.offline is None:
-            hint = "Train on itm_utils.batches.OfflinePairs."
-            raise problem(self.kind, "a batch without offline pairs", "one with", hint)
+            hint = "Train on itm_utils.data.batches.OfflinePairs."
+            raise input_error(
+                self.kind, "a batch without offline pairs", "one with", hint
+            )
         other_images, other_texts = encode(model, batch.offline.first)
         caption = self.given(model, images, other_texts).i2t
         image = self.given(model, other_images, texts).t2i
@@ -341,7 +343,7 @@ class OfflineLoss(MatcherLoss):
         self._warmup = HingeTriplet(self.margin, hardest=False)
         if self.budget:
             picked = {"negatives": self.negatives, "budget": self.budget}
-            self._warmup = PickedTriplet(self.margin, hardest=False, **picked)
+            self._warmup = HardNegativeTripletLoss(self.margin, hardest=False, **picked)
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -501,7 +503,7 @@ def given_batch(arrays: Mapping[str, Any]) -> PairBatch:
         names = ("in.images", "in.tokens", "in.lengths")
         return PairBatch(*batches({name: arrays[name + suffix] for name in names}))
 
-    offline = Offline(first=part("_off"), second=part("_off2"))
+    offline = OfflineNegatives(first=part("_off"), second=part("_off2"))
     return replace(part(""), offline=offline)
 
 
@@ -526,7 +528,7 @@ def compare_step(
 
 
 # cell compare-lists
-class GivenVectors(OneVectorEach, Matcher):
+class GivenVectors(GlobalEmbeddingMixin, Matcher):
     """A matcher of a golden case whose vectors are already there."""
 
     def encode_images(self, batch: ImageBatch) -> Images:
@@ -597,8 +599,8 @@ def compare_host(
 ) -> None:
     """A whole public model under this loss, in both modes."""
     weights = {k[2:]: torch.from_numpy(v) for k, v in arrays.items() if k[:2] == "w."}
-    host = BFAN if "focal_type" in about["options"] else VSRN
-    model = host.from_public(weights, about["options"]).eval()
+    base_model = BFAN if "focal_type" in about["options"] else VSRN
+    model = base_model.from_public(weights, about["options"]).eval()
     loss = given_loss(about["options"], "AdapOffQuin")
     batch = given_batch(arrays)
     images, texts = encode(model, batch)
@@ -638,7 +640,7 @@ def compare_case(
 
 
 # cell build
-HOSTS = {"vsrn": vsrn.build, "scan": scan.build, "bfan": bfan.build}
+BASE_MODELS = {"vsrn": vsrn.build, "scan": scan.build, "bfan": bfan.build}
 MINERS = ("vsrn", "self")
 STARTS = ("scratch", "fine-tune")
 FIXED = {  # the same in every run: of VSRN's caption writer, of SCAN, of BFAN
@@ -655,18 +657,18 @@ def build(
     parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int
 ) -> Matcher:
     """The matcher that is trained in round two."""
-    choices = {"host": tuple(HOSTS), "miner": MINERS, "start": STARTS}
+    choices = {"base_model": tuple(BASE_MODELS), "miner": MINERS, "start": STARTS}
     for name, allowed in choices.items():
         if parameters[name] not in allowed:
             expected = f"one of {', '.join(allowed)}"
-            raise problem(name, repr(parameters[name]), expected)
+            raise input_error(name, repr(parameters[name]), expected)
     given = {**FIXED, "caption_word_dim": parameters["word_dim"], **parameters}
-    return HOSTS[parameters["host"]](given, vocabulary_size, image_dim)
+    return BASE_MODELS[parameters["base_model"]](given, vocabulary_size, image_dim)
 
 
 def mines_itself(parameters: Mapping[str, Any]) -> bool:
     """Whether the miner is a matcher of the host's kind."""
-    return parameters["miner"] == "self" or parameters["host"] == "vsrn"
+    return parameters["miner"] == "self" or parameters["base_model"] == "vsrn"
 
 
 def build_miner(
@@ -676,7 +678,7 @@ def build_miner(
     if mines_itself(parameters):
         return build(parameters, vocabulary_size, image_dim)
     width = parameters["miner_width"] or parameters["width"]
-    given = {**parameters, "host": "vsrn", "width": width}
+    given = {**parameters, "base_model": "vsrn", "width": width}
     return build(given, vocabulary_size, image_dim)
 
 
@@ -715,9 +717,11 @@ def stages_of(parameters: Mapping[str, Any], model: Matcher) -> list[Round]:
         rounds.append(Round("miner", build_miner(p, *sizes), online, *first))
     if tuned and not mines_itself(p):
         torch.manual_seed(p["seed"])
-        own = p["host_epochs"], p["batch_size"], p["learning_rate"]
-        host = build(p, *sizes)
-        rounds.append(Round("host", host, online, *own, p["host_decay_every"]))
+        own = p["base_epochs"], p["batch_size"], p["learning_rate"]
+        base_model = build(p, *sizes)
+        rounds.append(
+            Round("base_model", base_model, online, *own, p["base_decay_every"])
+        )
     chosen = {name: p[name] for name in (*NUMBERS, *SWITCHED)}
     loss = OfflineLoss(**chosen, warmup_epochs=0 if tuned else p["warmup_epochs"])
     return [*rounds, Round("final", model, loss, *(p[name] for name in names))]
@@ -748,7 +752,7 @@ def online_curves(folder: str | Path) -> dict[str, list[float]]:
     path = Path(folder) / "final" / "log.jsonl"
     if not path.is_file():
         hint = "Run the online arm of this seed first, or leave online_run empty."
-        raise problem(path, "no such file", "the log of the online run", hint)
+        raise input_error(path, "no such file", "the log of the online run", hint)
     lines = path.read_text(encoding="utf-8").splitlines()
     return dev_curves([json.loads(line) for line in lines])
 

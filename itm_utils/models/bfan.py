@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
+from itm_lab.parity.comparison import batches
 from torch import Tensor
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 from itm_utils.matcher import Attention, Images, Scores, Texts
 from itm_utils.models import scan
 from itm_utils.models.scan import (
@@ -22,7 +23,6 @@ from itm_utils.models.scan import (
     score_given_pairs,
 )
 from itm_utils.models.vsepp import load_public
-from itm_utils.parity import batches
 
 
 # cell kept-as-published
@@ -43,7 +43,7 @@ def check_focal(focal: str, ties: str) -> None:
     """Refuse names that are not in the two lists."""
     for name, value, allowed in (("focal", focal, FOCALS), ("ties", ties, TIES)):
         if value not in allowed:
-            raise problem(name, repr(value), f"one of {', '.join(allowed)}")
+            raise input_error(name, repr(value), f"one of {', '.join(allowed)}")
 
 
 def bar(weights: Tensor, focal: str) -> Tensor:
@@ -175,7 +175,7 @@ SETTLED = {
 def from_public_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Our keywords for the options of the public command line."""
     if "focal_type" not in options:
-        raise problem("public options", "no focal_type", "all options of BFAN")
+        raise input_error("public options", "no focal_type", "all options of BFAN")
     ours = scan.from_public_options(options | SETTLED)
     for name in ("direction", "first_norm", "pooling", "lse"):
         del ours[name]
@@ -187,7 +187,7 @@ def public_values(model: BFAN, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     """Our values for what a golden case of the public code holds under ``mid.*``."""
     image_batch, text_batch = batches(arrays)
     images, texts = model.encode_images(image_batch), model.encode_texts(text_batch)
-    words = model.word_table(text_batch.words)
+    words = model.word_embedding(text_batch.words)
     values = {
         "mid.img_emb": images.local,
         "mid.cap_gru": scan.read_words(model.gru, words, text_batch.lengths),

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from itm_lab.parity.comparison import Table
 from torch import Tensor
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 from itm_utils.matcher import Attention, Images, Matcher, PairBatch, Texts, length_mask
 from itm_utils.models import bfan, pfan, scan, sgraf
 from itm_utils.models.scan import (
@@ -21,7 +22,6 @@ from itm_utils.models.scan import (
     length,
     pair_attention,
 )
-from itm_utils.parity import Table
 
 
 # cell similarity
@@ -168,19 +168,21 @@ WAYS = ("all", "t2i", "i2t")
 
 
 def attention_of(
-    model: Matcher, images: Images, texts: Texts, ways: str
+    model: Matcher, images: Images, texts: Texts, directions: str
 ) -> dict[str, Attention]:
     """The attention to be constrained, by direction; a matcher without it is refused."""
     offered, name = model.attention(images, texts), type(model).__name__
     if not offered:
         hint = "CCR and CCS need a matcher in which one side looks at the other."
-        raise problem(name, "no attention", "weights, queries and keys", hint)
-    if ways == "all":
+        raise input_error(name, "no attention", "weights, queries and keys", hint)
+    if directions == "all":
         return offered
-    if ways not in offered:
+    if directions not in offered:
         found = f"attention {' and '.join(offered)}"
-        raise problem(name, found, f"attention {ways}, which the constraints ask for")
-    return {ways: offered[ways]}
+        raise input_error(
+            name, found, f"attention {directions}, which the constraints ask for"
+        )
+    return {directions: offered[directions]}
 
 
 def askers(attention: Attention, way: str, batch: PairBatch) -> Tensor:
@@ -243,14 +245,16 @@ class Constraints:
     ccs_weight: float = 1.0
     ccr_margin: float = 0.2
     ccs_margin: float = 0.2
-    ways: str = "all"
+    directions: str = "all"
     all_queries: bool = False
     mean: bool = False
     watch: bool = False
 
     def __post_init__(self) -> None:
-        if self.ways not in WAYS:
-            raise problem("ways", repr(self.ways), f"one of {', '.join(WAYS)}")
+        if self.directions not in WAYS:
+            raise input_error(
+                "directions", repr(self.directions), f"one of {', '.join(WAYS)}"
+            )
 
     def of_attention(self, attention: Attention, mask: Tensor) -> tuple[Terms, dict]:
         """Both terms (b,) of one direction, and numbers for the log. mask: who may ask."""
@@ -291,7 +295,7 @@ class Constrained(Constraints):
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """The weighted losses of all directions together, and the mean of their logs."""
         losses, logs = {}, {}
-        offered = attention_of(model, images, texts, self.ways)
+        offered = attention_of(model, images, texts, self.directions)
         for way, attention in offered.items():
             terms, said = self.of_attention(attention, askers(attention, way, batch))
             for name, value in terms._asdict().items():
@@ -309,12 +313,12 @@ class Constrained(Constraints):
         loss, logs = self.objective(taught, batch)
         if taught.asked != 1:
             found = f"one that asked a model for its own losses {taught.asked} times"
-            raise problem("objective", found, "one that adds extra_losses once")
+            raise input_error("objective", found, "one that adds extra_losses once")
         return loss, logs | taught.logs
 
 
 # cell build
-HOSTS = {
+BASE_MODELS = {
     "scan": scan.build,
     "bfan": bfan.build,
     "pfan": pfan.build,
@@ -324,10 +328,12 @@ HOSTS = {
 
 def build(parameters: Mapping, vocabulary_size: int, image_dim: int) -> Matcher:
     """The host that the parameters of this chapter describe, as its own chapter builds it."""
-    host = parameters["host"]
-    if host not in HOSTS:
-        raise problem("host", repr(host), f"one of {', '.join(HOSTS)}")
-    return HOSTS[host](parameters, vocabulary_size, image_dim)
+    base_model = parameters["base_model"]
+    if base_model not in BASE_MODELS:
+        raise input_error(
+            "base_model", repr(base_model), f"one of {', '.join(BASE_MODELS)}"
+        )
+    return BASE_MODELS[base_model](parameters, vocabulary_size, image_dim)
 
 
 # cell golden-values

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+from itm_lab.parity.comparison import Table, batches, compare_gradients
 from torch import Tensor, nn
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 from itm_utils.matcher import (
     Attention,
     Encoded,
@@ -22,11 +23,15 @@ from itm_utils.matcher import (
     Texts,
 )
 from itm_utils.models.keeping_score import masked_mean
-from itm_utils.models.mmca import PickedTriplet, look, look_across, silence
+from itm_utils.models.mmca import (
+    HardNegativeTripletLoss,
+    additive_mask,
+    attend,
+    attend_all_pairs,
+)
 from itm_utils.models.saem import MultiHead, TextCNN, TransformerLayer
 from itm_utils.models.scan import read_words
-from itm_utils.models.vsepp import HingeTriplet, hinge_loss, load_public, unit_length
-from itm_utils.parity import Table, batches, compare_gradients
+from itm_utils.models.vsepp import HingeTriplet, hinge_loss, l2_normalize, load_public
 
 
 # cell top-mean
@@ -42,7 +47,7 @@ def top_mean(values: Tensor, mask: Tensor, count: int) -> Tensor:
 
 
 # cell word-states
-READERS = ("bert", "gru")
+TEXT_BACKBONES = ("bert", "gru")
 
 
 class WordStates(nn.Module):
@@ -52,26 +57,30 @@ class WordStates(nn.Module):
     """
 
     def __init__(
-        self, reader: str, vocabulary_size: int, word_dim: int, token_dim: int
+        self, text_backbone: str, vocabulary_size: int, word_dim: int, token_dim: int
     ) -> None:
         super().__init__()
-        if reader not in READERS:
-            raise problem("reader", repr(reader), f"one of {', '.join(READERS)}")
+        if text_backbone not in TEXT_BACKBONES:
+            raise input_error(
+                "text_backbone",
+                repr(text_backbone),
+                f"one of {', '.join(TEXT_BACKBONES)}",
+            )
         self.gru = None
-        if reader == "gru":
-            self.word_table = nn.Embedding(vocabulary_size, word_dim)
-            nn.init.uniform_(self.word_table.weight, -0.1, 0.1)
+        if text_backbone == "gru":
+            self.word_embedding = nn.Embedding(vocabulary_size, word_dim)
+            nn.init.uniform_(self.word_embedding.weight, -0.1, 0.1)
             self.gru = nn.GRU(word_dim, token_dim, bidirectional=True, batch_first=True)
 
     def forward(self, batch: TextBatch) -> Tensor:
         """States (c, w, token_dim)."""
         if self.gru is not None:
             if batch.words is None:
-                raise problem("captions", "states of a text encoder", "word ids")
-            return read_words(self.gru, self.word_table(batch.words), batch.lengths)
+                raise input_error("captions", "states of a text encoder", "word ids")
+            return read_words(self.gru, self.word_embedding(batch.words), batch.lengths)
         if batch.features is None:
-            hint = "Open the captions with itm_utils.chapter.token_states."
-            raise problem("captions", "word ids", "states of a text encoder", hint)
+            hint = "Open the captions with itm_lab.data.opening.token_states."
+            raise input_error("captions", "word ids", "states of a text encoder", hint)
         return batch.features
 
 
@@ -79,13 +88,15 @@ class WordStates(nn.Module):
 SIMILARITIES = ("local", "global")
 
 
-def check_scoring(stage: str, similarity: str, top: int) -> None:
+def check_scoring(stage: str, similarity: str, top_k: int) -> None:
     """A misspelt option is an error, not another model."""
     if similarity not in SIMILARITIES:
         expected = f"one of {', '.join(SIMILARITIES)}"
-        raise problem(f"similarity of stage {stage}", repr(similarity), expected)
-    if top < 1:
-        raise problem("top", str(top), "how many of the best are averaged, at least 1")
+        raise input_error(f"similarity of stage {stage}", repr(similarity), expected)
+    if top_k < 1:
+        raise input_error(
+            "top_k", str(top_k), "how many of the best are averaged, at least 1"
+        )
 
 
 class IntraParts(Matcher):
@@ -104,22 +115,22 @@ class IntraParts(Matcher):
         feed_forward: int = 2048,
         channels: int = 512,
         dropout: float = 0.0,
-        top: int = 10,
+        top_k: int = 10,
         similarity: str = "local",
-        reader: str = "bert",
+        text_backbone: str = "bert",
         vocabulary_size: int = 0,
         word_dim: int = 300,
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         super().__init__(**given)
-        check_scoring("intra", similarity, top)
-        self.top, self.similarity = top, similarity
-        self.region_map = nn.Linear(image_dim, width)
+        check_scoring("intra", similarity, top_k)
+        self.top_k, self.similarity = top_k, similarity
+        self.region_proj = nn.Linear(image_dim, width)
         sizes = (width, heads, feed_forward, dropout)
         self.encoder = TransformerLayer(*sizes, "relu", eps=1e-5)
-        self.words = WordStates(reader, vocabulary_size, word_dim, token_dim)
+        self.words = WordStates(text_backbone, vocabulary_size, word_dim, token_dim)
         self.text_cnn = TextCNN(token_dim, channels)
-        self.text_map = nn.Linear(3 * channels, width)
+        self.text_proj = nn.Linear(3 * channels, width)
         self.dropout = nn.Dropout(dropout)
 
 
@@ -128,25 +139,25 @@ class IntraPAM(IntraParts):
     """Stage one of DCPA: visual phrases, one vector a sentence, the mean of the best few."""
 
     def encode_images(self, batch: ImageBatch) -> Images:
-        phrases, _ = self.encoder(self.region_map(batch.regions), batch.mask)
-        pooled = unit_length(masked_mean(phrases, batch.mask))
-        return Images(unit_length(phrases), batch.mask, pooled)
+        phrases, _ = self.encoder(self.region_proj(batch.regions), batch.mask)
+        pooled = l2_normalize(masked_mean(phrases, batch.mask))
+        return Images(l2_normalize(phrases), batch.mask, pooled)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         read = self.dropout(self.text_cnn(self.words(batch), batch.mask))
-        return Texts(pooled=unit_length(self.text_map(read)))
+        return Texts(pooled=l2_normalize(self.text_proj(read)))
 
     def score(self, images: Images, texts: Texts) -> Scores:
         if self.similarity == "global":
             return Scores.same(images.pooled @ texts.pooled.T)
         cosines = torch.einsum("ird,cd->icr", images.local, texts.pooled)
-        return Scores.same(top_mean(cosines, images.mask[:, None], self.top))
+        return Scores.same(top_mean(cosines, images.mask[:, None], self.top_k))
 
     def score_pairs(self, images: Images, texts: Texts) -> Scores:
         if self.similarity == "global":
             return Scores.same((images.pooled * texts.pooled).sum(dim=-1))
         cosines = torch.einsum("brd,bd->br", images.local, texts.pooled)
-        return Scores.same(top_mean(cosines, images.mask, self.top))
+        return Scores.same(top_mean(cosines, images.mask, self.top_k))
 
     def bytes_per_pair(self, images: Images, texts: Texts) -> int:
         if self.similarity == "global":
@@ -170,7 +181,7 @@ class PhraseDecoder(TransformerLayer):
         found, _ = self.gather(vectors, vectors, mask)
         return self.norm_gather(vectors + self.dropout(found))
 
-    def questions(self, phrases: Tensor) -> Tensor:
+    def project_queries(self, phrases: Tensor) -> Tensor:
         """Queries of the second look, divided by the root of a head's width: (n, k, h, e)."""
         query = self.attention.query(phrases).unflatten(-1, (self.attention.heads, -1))
         return query / math.sqrt(query.shape[-1])
@@ -181,27 +192,27 @@ class PhraseDecoder(TransformerLayer):
         key, value = self.attention.key(vectors), self.attention.value(vectors)
         return {"key": key.unflatten(-1, split), "value": value.unflatten(-1, split)}
 
-    def go_on(self, phrases: Tensor, found: Tensor) -> Tensor:
+    def attention_output(self, phrases: Tensor, found: Tensor) -> Tensor:
         """What follows the second look; phrases (…, k, d), found (…, k, h, e)."""
         return self.finish(phrases, self.attention.output(found.flatten(-2)))
 
 
 # cell say
-def say_pairs(decoder: PhraseDecoder, one: Encoded, other: Encoded) -> Tensor:
+def decode_pairs(decoder: PhraseDecoder, one: Encoded, other: Encoded) -> Tensor:
     """Side ``one`` of given pairs, said in the space of the other: (b, k, d)."""
     asks, has = one.extra_local, other.extra_local
-    found, _ = look(asks["query"], has["key"], has["value"], other.mask)
-    return decoder.go_on(asks["phrase"], found)
+    found, _ = attend(asks["query"], has["key"], has["value"], other.mask)
+    return decoder.attention_output(asks["phrase"], found)
 
 
-def say_all_pairs(decoder: PhraseDecoder, one: Encoded, other: Encoded) -> Tensor:
+def decode_all_pairs(decoder: PhraseDecoder, one: Encoded, other: Encoded) -> Tensor:
     """Side ``one`` of all pairs, said in the space of the other: (m, n, k, d).
 
     m items of side one, n of the other.
     """
     asks, has = one.extra_local, other.extra_local
-    found, _ = look_across(asks["query"], has["key"], has["value"], other.mask)
-    return decoder.go_on(asks["phrase"][:, None], found)
+    found, _ = attend_all_pairs(asks["query"], has["key"], has["value"], other.mask)
+    return decoder.attention_output(asks["phrase"][:, None], found)
 
 
 # cell compare
@@ -210,7 +221,7 @@ def local_score(said: Tensor, mask: Tensor, other: Encoded, count: int) -> Tenso
 
     said: (…, k, d) with a mask that fits (…, k); other: its vectors have length one.
     """
-    affinity = said @ other.local.mT + silence(other.mask, said)[:, None]
+    affinity = said @ other.local.mT + additive_mask(other.mask, said)[:, None]
     length = said.norm(dim=-1).clamp(min=1e-12)  # one division a row, not one an entry
     return top_mean(affinity.amax(dim=-1) / length, mask, count)
 
@@ -218,7 +229,7 @@ def local_score(said: Tensor, mask: Tensor, other: Encoded, count: int) -> Tenso
 def global_score(said: Tensor, mask: Tensor, other: Encoded) -> Tensor:
     """The cosine of the two means: (…)."""
     total = (said * mask[..., None]).sum(dim=-2)  # as long as it likes to be
-    return (unit_length(total) * other.pooled).sum(dim=-1)
+    return (l2_normalize(total) * other.pooled).sum(dim=-1)
 
 
 # cell inter-parts
@@ -237,22 +248,22 @@ class InterParts(Matcher):
         heads: int = 16,
         feed_forward: int = 2048,
         dropout: float = 0.0,
-        top: int = 10,
+        top_k: int = 10,
         similarity: str = "local",
         decoupled: bool = True,
-        specials: bool = True,
-        reader: str = "bert",
+        special_tokens: bool = True,
+        text_backbone: str = "bert",
         vocabulary_size: int = 0,
         word_dim: int = 300,
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         super().__init__(**given)
-        check_scoring("inter", similarity, top)
-        self.top, self.similarity = top, similarity
-        self.decoupled, self.specials = decoupled, specials
-        self.region_map = nn.Linear(image_dim, width)
-        self.words = WordStates(reader, vocabulary_size, word_dim, token_dim)
-        self.token_map = nn.Linear(token_dim, width)
+        check_scoring("inter", similarity, top_k)
+        self.top_k, self.similarity = top_k, similarity
+        self.decoupled, self.special_tokens = decoupled, special_tokens
+        self.region_proj = nn.Linear(image_dim, width)
+        self.words = WordStates(text_backbone, vocabulary_size, word_dim, token_dim)
+        self.token_proj = nn.Linear(token_dim, width)
         sizes = (width, heads, feed_forward, dropout)
         self.i2t, self.t2i = PhraseDecoder(*sizes), PhraseDecoder(*sizes)
 
@@ -263,11 +274,11 @@ def prepare(
 ) -> dict[str, Any]:
     """All that one side (n, k, d) needs no partner for, as arguments of its encoding."""
     phrase = asks.phrases(vectors, mask)
-    own = {"phrase": phrase, "query": asks.questions(phrase)}
+    own = {"phrase": phrase, "query": asks.project_queries(phrase)}
     return {
-        "local": unit_length(vectors),
+        "local": l2_normalize(vectors),
         "mask": mask,
-        "pooled": unit_length(masked_mean(vectors, mask)),
+        "pooled": l2_normalize(masked_mean(vectors, mask)),
         "extra_local": own | answers.answers(vectors),
     }
 
@@ -276,12 +287,12 @@ class InterEncoders(InterParts):
     """Pictures ask in the decoder for sentences and answer in the one for pictures."""
 
     def encode_images(self, batch: ImageBatch) -> Images:
-        regions = self.region_map(batch.regions)
+        regions = self.region_proj(batch.regions)
         return Images(**prepare(regions, batch.mask, self.i2t, self.t2i))
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        words, mask = self.token_map(self.words(batch)), batch.mask
-        if not self.specials:
+        words, mask = self.token_proj(self.words(batch)), batch.mask
+        if not self.special_tokens:
             inner = mask & ~batch.special
             mask = torch.where(inner.any(dim=1, keepdim=True), inner, mask)
         return Texts(**prepare(words, mask, self.t2i, self.i2t))
@@ -296,7 +307,7 @@ class InterPAM(InterEncoders):
     def compare(self, said: Tensor, mask: Tensor, other: Encoded) -> Tensor:
         if self.similarity == "global":
             return global_score(said, mask, other)
-        return local_score(said, mask, other, self.top)
+        return local_score(said, mask, other, self.top_k)
 
     def ways(self, i2t: Tensor, t2i: Tensor) -> Scores:
         if self.decoupled:
@@ -304,15 +315,15 @@ class InterPAM(InterEncoders):
         return Scores.same((i2t + t2i) / 2)
 
     def score(self, images: Images, texts: Texts) -> Scores:
-        regions_as_text = say_all_pairs(self.i2t, images, texts)  # (i, c, r, d)
+        regions_as_text = decode_all_pairs(self.i2t, images, texts)  # (i, c, r, d)
         i2t = self.compare(regions_as_text, images.mask[:, None], texts)
-        words_as_image = say_all_pairs(self.t2i, texts, images)  # (c, i, w, d)
+        words_as_image = decode_all_pairs(self.t2i, texts, images)  # (c, i, w, d)
         t2i = self.compare(words_as_image, texts.mask[:, None], images)
         return self.ways(i2t, t2i.T)
 
     def score_pairs(self, images: Images, texts: Texts) -> Scores:
-        regions_as_text = say_pairs(self.i2t, images, texts)
-        words_as_image = say_pairs(self.t2i, texts, images)
+        regions_as_text = decode_pairs(self.i2t, images, texts)
+        words_as_image = decode_pairs(self.t2i, texts, images)
         i2t = self.compare(regions_as_text, images.mask, texts)
         return self.ways(i2t, self.compare(words_as_image, texts.mask, images))
 
@@ -394,7 +405,9 @@ class DCPALooks(TwoStages):
         """The second look of each head: (b, h, q, k)."""
         query, key = one.extra_local["query"], other.extra_local["key"]
         logits = torch.einsum("bqhe,bkhe->bhqk", query, key)
-        return (logits + silence(other.mask, logits)[:, None, None]).softmax(dim=-1)
+        return (logits + additive_mask(other.mask, logits)[:, None, None]).softmax(
+            dim=-1
+        )
 
     def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
         def shown(one: Encoded, other: Encoded) -> Attention:
@@ -408,13 +421,13 @@ class DCPALooks(TwoStages):
         first, sentence = self.first_stage(images, texts)
         cosines = torch.einsum("brd,bd->br", first.local, sentence.pooled)
         cosines = cosines.masked_fill(~images.mask, -math.inf)
-        count, regions = self.intra.top, images.mask.shape[1]
+        count, regions = self.intra.top_k, images.mask.shape[1]
         intra = marked(cosines.topk(min(count, regions)).indices, regions)
-        said = unit_length(say_pairs(self.inter.t2i, texts, images))
-        affinity = said @ images.local.mT + silence(images.mask, said)[:, None]
+        said = l2_normalize(decode_pairs(self.inter.t2i, texts, images))
+        affinity = said @ images.local.mT + additive_mask(images.mask, said)[:, None]
         best, where = affinity.max(dim=-1)  # (b, w)
         best = best.masked_fill(~texts.mask, -math.inf)
-        words = best.topk(min(self.inter.top, best.shape[1]))
+        words = best.topk(min(self.inter.top_k, best.shape[1]))
         chosen = where.gather(1, words.indices)
         # a caption with fewer words than that: its best word stands for the missing ones
         chosen = torch.where(words.values > -math.inf, chosen, chosen[:, :1])
@@ -427,8 +440,8 @@ LAYER_NAMES = {"ffn1": "inner", "ffn2": "outer"}
 DECODER_NAMES = {
     **LAYER_NAMES,
     "norm1": "norm_gather",
-    "norm2": "norm_look",
-    "norm3": "norm_think",
+    "norm2": "attn_norm",
+    "norm3": "ffn_norm",
 }
 
 
@@ -436,19 +449,19 @@ class DCPA(DCPALooks):
     """Decoupled cross-modal phrase attention (Shi et al., 2022)."""
 
     PUBLIC_NAMES: ClassVar[dict[str, str]] = {
-        "region_fc": "intra.region_map",
-        "region_fc2": "inter.region_map",
-        "text_fc": "inter.token_map",
-        "text_cnn.fc": "intra.text_map",
-        "encoder.norm1": "intra.encoder.norm_look",
-        "encoder.norm2": "intra.encoder.norm_think",
+        "region_fc": "intra.region_proj",
+        "region_fc2": "inter.region_proj",
+        "text_fc": "inter.token_proj",
+        "text_cnn.fc": "intra.text_proj",
+        "encoder.norm1": "intra.encoder.attn_norm",
+        "encoder.norm2": "intra.encoder.ffn_norm",
         **{f"text_cnn.conv{n}": f"intra.text_cnn.convs.{n - 1}" for n in (1, 2, 3)},
         **{f"encoder.{n}": f"intra.encoder.attention.{LOOK_NAMES[n]}" for n in "qkvo"},
         **{f"encoder.{n}": f"intra.encoder.{LAYER_NAMES[n]}" for n in LAYER_NAMES},
         **{
-            f"decoder_{way}.{look}.{n}": f"inter.{way}.{ours}.{LOOK_NAMES[n]}"
+            f"decoder_{way}.{attend}.{n}": f"inter.{way}.{ours}.{LOOK_NAMES[n]}"
             for way in ("i2t", "t2i")
-            for look, ours in (("self", "gather"), ("cross", "attention"))
+            for attend, ours in (("self", "gather"), ("cross", "attention"))
             for n in "qkvo"
         },
         **{
@@ -466,24 +479,26 @@ class DCPA(DCPALooks):
         width, image_dim = state_dict["region_fc.weight"].shape
         both = {"token_dim": state_dict["text_fc.weight"].shape[1], "width": width}
         both |= {"heads": options["h"], "feed_forward": options["f"]}
-        both |= {"top": options["K"]}
+        both |= {"top_k": options["K"]}
         first = both | {"channels": options["filters"]}
         model = cls(image_dim, first, both, intra_weight=options["w1"])
         return load_public(model, state_dict)
 
 
 # cell build
-SIZES = ("token_dim", "width", "heads", "feed_forward", "dropout", "top")
-SENTENCES = ("reader", "word_dim")
+SIZES = ("token_dim", "width", "heads", "feed_forward", "dropout", "top_k")
+SENTENCES = ("text_backbone", "word_dim")
 
 
 def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> DCPA:
     """The model that the chapter's parameters describe."""
     both = {name: parameters[name] for name in (*SIZES, *SENTENCES)}
-    both["vocabulary_size"] = vocabulary_size if parameters["reader"] == "gru" else 0
+    both["vocabulary_size"] = (
+        vocabulary_size if parameters["text_backbone"] == "gru" else 0
+    )
     names = ("channels", "similarity")
     first = both | {name: parameters[name] for name in names}
-    second = both | {name: parameters[name] for name in ("decoupled", "specials")}
+    second = both | {name: parameters[name] for name in ("decoupled", "special_tokens")}
     second["similarity"] = parameters["inter_similarity"]
     second["feed_forward"] = parameters["inter_feed_forward"]
     return DCPA(image_dim, first, second, parameters["intra_weight"])
@@ -495,8 +510,8 @@ def public_values(model: DCPA, images: Images, texts: Texts, pair: list[int]) ->
     i, c = (slice(place, place + 1) for place in pair)
     image, text = images[i], texts[c]
     n = int(text.mask.sum())
-    said = {"i2t": say_pairs(model.inter.i2t, image, text)[0]}
-    said["t2i"] = say_pairs(model.inter.t2i, text, image)[0, :n]
+    said = {"i2t": decode_pairs(model.inter.i2t, image, text)[0]}
+    said["t2i"] = decode_pairs(model.inter.t2i, text, image)[0, :n]
     regions, words = image.local[0], text.local[0, :n]
     return {
         "mid.visual_phrases": images.extra_local["visual_phrase"],
@@ -505,8 +520,8 @@ def public_values(model: DCPA, images: Images, texts: Texts, pair: list[int]) ->
         "mid.pair_cP": text.extra_local["phrase"][0, :n],
         "mid.pair_iT": said["i2t"],
         "mid.pair_cV": said["t2i"],
-        "mid.pair_A": unit_length(said["i2t"]) @ words.T,
-        "mid.pair_A_t2i": unit_length(said["t2i"]) @ regions.T,
+        "mid.pair_A": l2_normalize(said["i2t"]) @ words.T,
+        "mid.pair_A_t2i": l2_normalize(said["t2i"]) @ regions.T,
         "mid.pair_att_i2t": model.head_weights(image, text)[0, :, :, :n],
         "mid.pair_att_t2i": model.head_weights(text, image)[0, :, :n],
     }
@@ -581,7 +596,7 @@ class Stage(NamedTuple):
 
     name: str
     matcher: Matcher
-    objective: HingeTriplet | PickedTriplet
+    objective: HingeTriplet | HardNegativeTripletLoss
     epochs: int
     batch_size: int
     learning_rate: float
@@ -594,15 +609,17 @@ def stages_of(parameters: Mapping[str, Any], model: DCPA) -> list[Stage]:
     stages have together.
     """
     p = parameters
-    if p["stages"] not in STAGES:
-        raise problem("stages", repr(p["stages"]), f"one of {', '.join(STAGES)}")
+    if p["training"] not in STAGES:
+        raise input_error(
+            "training", repr(p["training"]), f"one of {', '.join(STAGES)}"
+        )
     warm, budget = p["inter_warmup_epochs"], p["budget_mb"] * 2**20
     hinge = HingeTriplet(p["margin"], True, p["warmup_epochs"])
-    picked = PickedTriplet(p["margin"], True, warm, p["negatives"], budget)
+    picked = HardNegativeTripletLoss(p["margin"], True, warm, p["negatives"], budget)
     batch, rate = p["inter_batch_size"], p["inter_learning_rate"]
     first = (p["epochs"], p["batch_size"], p["learning_rate"])
     one = Stage("intra", model.intra, hinge, *first)
     two = Stage("inter", model.inter, picked, p["inter_epochs"], batch, rate)
     longer = p["inter_epochs"] + round(p["epochs"] * batch / p["batch_size"])
     joint = Stage("joint", model, picked, longer, batch, rate)
-    return {"two": [one, two], "intra": [one], "joint": [joint]}[p["stages"]]
+    return {"two": [one, two], "intra": [one], "joint": [joint]}[p["training"]]

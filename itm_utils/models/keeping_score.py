@@ -34,15 +34,15 @@ class MeanPool(Matcher):
         super().__init__(
             vocabulary_size=vocabulary_size, image_dim=image_dim, width=width
         )
-        self.region_map = nn.Linear(image_dim, width)
-        self.word_table = nn.Embedding(vocabulary_size, width)
+        self.region_proj = nn.Linear(image_dim, width)
+        self.word_embedding = nn.Embedding(vocabulary_size, width)
 
     def encode_images(self, batch: ImageBatch) -> Images:
-        mean = masked_mean(self.region_map(batch.regions), batch.mask)  # (i, d)
+        mean = masked_mean(self.region_proj(batch.regions), batch.mask)  # (i, d)
         return Images(pooled=nn.functional.normalize(mean, dim=-1))
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        mean = masked_mean(self.word_table(batch.words), batch.mask)  # (c, d)
+        mean = masked_mean(self.word_embedding(batch.words), batch.mask)  # (c, d)
         return Texts(pooled=nn.functional.normalize(mean, dim=-1))
 
     def score(self, images: Images, texts: Texts) -> Scores:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import torch
+from itm_lab.parity.comparison import Table, all_scores, batches, compare_gradients
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 from itm_utils.matcher import (
     Attention,
     Encoded,
@@ -24,8 +25,7 @@ from itm_utils.matcher import (
 )
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.saem import TextCNN, TransformerLayer
-from itm_utils.models.vsepp import hinge_loss, load_public, unit_length
-from itm_utils.parity import Table, all_scores, batches, compare_gradients
+from itm_utils.models.vsepp import hinge_loss, l2_normalize, load_public
 from itm_utils.scoring import block_shape, score_all
 
 
@@ -45,12 +45,12 @@ def stacked(
 
 
 # cell look
-def silence(mask: Tensor, like: Tensor) -> Tensor:
+def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
     """0 where there is a key, minus infinity where there is none: to be added to logits."""
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -math.inf)
 
 
-def look(
+def attend(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What queries (b, q, h, e) find among keys and values (b, k, h, e), and how loudly.
@@ -60,13 +60,13 @@ def look(
     exponentials.
     """
     logits = torch.einsum("bqhe,bkhe->bhqk", queries, keys)
-    logits = logits + silence(mask, logits)[:, None, None]
-    loudness = logits.logsumexp(dim=-1, keepdim=True)
-    found = torch.einsum("bhqk,bkhe->bqhe", (logits - loudness).exp(), values)
-    return found, loudness[..., 0].mT
+    logits = logits + additive_mask(mask, logits)[:, None, None]
+    logsumexp = logits.logsumexp(dim=-1, keepdim=True)
+    found = torch.einsum("bhqk,bkhe->bqhe", (logits - logsumexp).exp(), values)
+    return found, logsumexp[..., 0].mT
 
 
-def look_across(
+def attend_all_pairs(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same for all pairs of m items that ask, (m, q, h, e), and n that answer, (n, k, h, e).
@@ -74,11 +74,11 @@ def look_across(
     Returns found (m, n, q, h, e) and loudness (m, n, q, h).
     """
     logits = torch.einsum("mqhe,nkhe->hmqnk", queries, keys)
-    logits = logits + silence(mask, logits)
-    loudness = logits.logsumexp(dim=-1, keepdim=True)
-    weights = (logits - loudness).exp()
+    logits = logits + additive_mask(mask, logits)
+    logsumexp = logits.logsumexp(dim=-1, keepdim=True)
+    weights = (logits - logsumexp).exp()
     found = torch.einsum("hmqnk,nkhe->mnqhe", weights, values)
-    return found, loudness[..., 0].permute(1, 3, 2, 0)
+    return found, logsumexp[..., 0].permute(1, 3, 2, 0)
 
 
 # cell cross-unit
@@ -104,9 +104,9 @@ class CrossUnit(TransformerLayer):
         key = self.attention.key(vectors).unflatten(-1, split)
         value = self.attention.value(vectors).unflatten(-1, split)
         query = query / math.sqrt(query.shape[-1])
-        own, loudness = look(query, key, value, mask)
+        own, logsumexp = attend(query, key, value, mask)
         made = {"query": query, "key": key, "value": value}
-        return made | {"own": own, "loudness": loudness}
+        return made | {"own": own, "loudness": logsumexp}
 
     def mix(
         self, own: Tensor, own_loudness: Tensor, other: Tensor, other_loudness: Tensor
@@ -117,7 +117,7 @@ class CrossUnit(TransformerLayer):
             return torch.lerp(own, other, gate[..., None])
         return other if self.blocks == "other" else own.expand_as(other)
 
-    def go_on(self, vectors: Tensor, found: Tensor) -> Tensor:
+    def attention_output(self, vectors: Tensor, found: Tensor) -> Tensor:
         """What follows the look; vectors (…, k, d), found (…, k, h, e)."""
         return self.finish(vectors, self.attention.output(found.flatten(-2)))
 
@@ -127,9 +127,9 @@ def of_pairs(unit: CrossUnit, one: Encoded, other: Encoded) -> Tensor:
     """Side ``one`` of given pairs after the unit: (b, k, d)."""
     mine, theirs = one.extra_local, other.extra_local
     answers = (theirs["key"], theirs["value"], other.mask)
-    found, loudness = look(mine["query"], *answers)
-    return unit.go_on(
-        one.local, unit.mix(mine["own"], mine["loudness"], found, loudness)
+    found, logsumexp = attend(mine["query"], *answers)
+    return unit.attention_output(
+        one.local, unit.mix(mine["own"], mine["loudness"], found, logsumexp)
     )
 
 
@@ -137,10 +137,10 @@ def of_all_pairs(unit: CrossUnit, one: Encoded, other: Encoded) -> Tensor:
     """Side ``one`` of all pairs after the unit: (m, n, k, d)."""
     mine, theirs = one.extra_local, other.extra_local
     answers = (theirs["key"], theirs["value"], other.mask)
-    found, loudness = look_across(mine["query"], *answers)
+    found, logsumexp = attend_all_pairs(mine["query"], *answers)
     own, own_loudness = mine["own"][:, None], mine["loudness"][:, None]
-    found = unit.mix(own, own_loudness, found, loudness)
-    return unit.go_on(one.local[:, None], found)
+    found = unit.mix(own, own_loudness, found, logsumexp)
+    return unit.attention_output(one.local[:, None], found)
 
 
 # cell pair-cnn
@@ -151,7 +151,7 @@ def check_choices(parts: str, blocks: str) -> None:
     """A misspelt option is an error, not another model."""
     for name, value, choices in (("parts", parts, PARTS), ("blocks", blocks, BLOCKS)):
         if value not in choices:
-            raise problem(name, repr(value), f"one of {', '.join(choices)}")
+            raise input_error(name, repr(value), f"one of {', '.join(choices)}")
 
 
 class PairTextCNN(TextCNN):
@@ -206,14 +206,14 @@ class MMCAParts(Matcher):
         check_choices(parts, blocks)
         self.cross_weight, self.parts, self.one_vector = cross_weight, parts, one_vector
         inner, heads = feed_forward or width, heads or max(1, width // 16)
-        self.region_map = nn.Linear(image_dim, width)
+        self.region_proj = nn.Linear(image_dim, width)
         self.self_unit = TransformerLayer(width, heads, inner, dropout, "relu", 1e-5)
         self.text_cnn = TextCNN(token_dim, width)
-        self.text_map = nn.Linear(3 * width, width)
-        self.token_map = nn.Linear(token_dim, width)
+        self.text_proj = nn.Linear(3 * width, width)
+        self.token_proj = nn.Linear(token_dim, width)
         self.cross_unit = CrossUnit(width, heads, inner, dropout, blocks)
         self.cross_cnn = PairTextCNN(width, width)
-        self.cross_map = nn.Linear(3 * width, width)
+        self.cross_proj = nn.Linear(3 * width, width)
         self.dropout = nn.Dropout(dropout)
 
     @property
@@ -233,30 +233,30 @@ class MMCAEncoders(MMCAParts):
         if self.one_vector:
             features = masked_mean(features, mask)[:, None]
             mask = mask.any(dim=1, keepdim=True)
-        regions = self.region_map(features)
+        regions = self.region_proj(features)
         thought, _ = self.self_unit(regions, mask)
-        pooled = unit_length(masked_mean(thought, mask))  # i0 in the paper
+        pooled = l2_normalize(masked_mean(thought, mask))  # i0 in the paper
         prepared = self.cross_unit.prepare(regions, mask) if self.crosses else {}
         return Images(regions, mask, pooled, extra_local=prepared)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         if batch.features is None:
-            hint = "Open the captions with itm_utils.chapter.token_states."
-            raise problem("captions", "word ids", "states of a text encoder", hint)
+            hint = "Open the captions with itm_lab.data.opening.token_states."
+            raise input_error("captions", "word ids", "states of a text encoder", hint)
         tokens, mask = batch.features, batch.mask
         read = self.dropout(self.text_cnn(tokens, mask))
-        pooled = unit_length(self.text_map(read))  # c0 in the paper
-        words = self.token_map(tokens)
+        pooled = l2_normalize(self.text_proj(read))  # c0 in the paper
+        words = self.token_proj(tokens)
         prepared = self.cross_unit.prepare(words, mask) if self.crosses else {}
         return Texts(words, mask, pooled, extra_local=prepared)
 
-    def picture_vector(self, regions: Tensor, mask: Tensor) -> Tensor:
+    def image_vector(self, regions: Tensor, mask: Tensor) -> Tensor:
         """i1: regions (b, r, d) after the cross unit to (b, d)."""
-        return unit_length(masked_mean(regions, mask))
+        return l2_normalize(masked_mean(regions, mask))
 
-    def sentence_vector(self, words: Tensor, mask: Tensor) -> Tensor:
+    def caption_vector(self, words: Tensor, mask: Tensor) -> Tensor:
         """c1: words (b, w, d) after the cross unit to (b, d)."""
-        return unit_length(self.cross_map(self.dropout(self.cross_cnn(words, mask))))
+        return l2_normalize(self.cross_proj(self.dropout(self.cross_cnn(words, mask))))
 
 
 # cell mmca-score
@@ -272,8 +272,8 @@ class MMCACross(MMCAEncoders):
         words = of_all_pairs(self.cross_unit, texts, images)  # (c, i, w, d)
         region_mask = images.mask[:, None].expand(regions.shape[:3]).flatten(0, 1)
         word_mask = texts.mask[:, None].expand(words.shape[:3]).flatten(0, 1)
-        i1 = self.picture_vector(regions.flatten(0, 1), region_mask)
-        c1 = self.sentence_vector(words.flatten(0, 1), word_mask)
+        i1 = self.image_vector(regions.flatten(0, 1), region_mask)
+        c1 = self.caption_vector(words.flatten(0, 1), word_mask)
         i1, c1 = i1.unflatten(0, regions.shape[:2]), c1.unflatten(0, words.shape[:2])
         return torch.einsum("icd,cid->ic", i1, c1)
 
@@ -281,11 +281,11 @@ class MMCACross(MMCAEncoders):
         """The second score of all pairs (i, c), tile by tile where there is no GPU."""
         if self.cross_unit.blocks == "own":  # no partner: one vector each
             regions, words = (
-                self.cross_unit.go_on(side.local, side.extra_local["own"])
+                self.cross_unit.attention_output(side.local, side.extra_local["own"])
                 for side in (images, texts)
             )
-            i1 = self.picture_vector(regions, images.mask)
-            return i1 @ self.sentence_vector(words, texts.mask).T
+            i1 = self.image_vector(regions, images.mask)
+            return i1 @ self.caption_vector(words, texts.mask).T
         rows, columns = len(images), len(texts)
         if images.local.device.type == "cpu":
             rows, columns = block_shape(self, images, texts, TILE)
@@ -319,8 +319,8 @@ class MMCAScores(MMCACross):
             return Scores.same(first)
         regions = of_pairs(self.cross_unit, images, texts)
         words = of_pairs(self.cross_unit, texts, images)
-        i1 = self.picture_vector(regions, images.mask)
-        c1 = self.sentence_vector(words, texts.mask)
+        i1 = self.image_vector(regions, images.mask)
+        c1 = self.caption_vector(words, texts.mask)
         return self.weigh(first, (i1 * c1).sum(dim=-1))
 
     def bytes_per_pair(self, images: Images, texts: Texts) -> int:
@@ -349,7 +349,7 @@ class MMCAAttention(MMCAScores):
         same = is_region[:, None] == is_region
         kinds = {"all": torch.ones_like(same), "own": same, "other": ~same}
         seen = kinds[self.cross_unit.blocks] & mask[:, None, None]
-        return (logits + silence(seen, logits)).log_softmax(dim=-1)
+        return (logits + additive_mask(seen, logits)).log_softmax(dim=-1)
 
     def joint_attention(self, images: Images, texts: Texts) -> Tensor:
         """The whole square of weights: (b, h, r + w, r + w)."""
@@ -385,8 +385,8 @@ UNIT_NAMES = {
     "o": "attention.output",
     "ffn1": "inner",
     "ffn2": "outer",
-    "norm1": "norm_look",
-    "norm2": "norm_think",
+    "norm1": "attn_norm",
+    "norm2": "ffn_norm",
 }
 
 
@@ -394,10 +394,10 @@ class MMCA(MMCAAttention):
     """Intra- and inter-modality in one attention (Wei et al., 2020)."""
 
     PUBLIC_NAMES: ClassVar[dict[str, str]] = {
-        "region_fc": "region_map",
-        "text_fc": "token_map",
-        "text_cnn0.fc": "text_map",
-        "text_cnn1.fc": "cross_map",
+        "region_fc": "region_proj",
+        "text_fc": "token_proj",
+        "text_cnn0.fc": "text_proj",
+        "text_cnn1.fc": "cross_proj",
         **{f"text_cnn0.conv{n}": f"text_cnn.convs.{n - 1}" for n in (1, 2, 3)},
         **{f"text_cnn1.conv{n}": f"cross_cnn.convs.{n - 1}" for n in (1, 2, 3)},
         **{f"self_unit.{n}": f"self_unit.{UNIT_NAMES[n]}" for n in UNIT_NAMES},
@@ -508,7 +508,7 @@ def picked_hinges(
 
 
 # cell picked-triplet
-class PickedTriplet:
+class HardNegativeTripletLoss:
     """The hinge loss for matchers whose pairs are dear: pick without gradients, then learn.
 
     warmup_epochs: so many epochs over random wrong pairs before the hardest take over.
@@ -561,8 +561,8 @@ def public_values(model: MMCA, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     words = of_all_pairs(model.cross_unit, texts, images).transpose(0, 1)
     pairs = [(i, c) for i in range(len(images)) for c in range(len(texts))]
     row, column = torch.tensor(pairs).unbind(dim=1)
-    i1 = model.picture_vector(regions.flatten(0, 1), images.mask[row])
-    c1 = model.sentence_vector(words.flatten(0, 1), texts.mask[column])
+    i1 = model.image_vector(regions.flatten(0, 1), images.mask[row])
+    c1 = model.caption_vector(words.flatten(0, 1), texts.mask[column])
     i, c = arrays["mid.pair"].tolist()
     joint = model.joint_attention(images[i : i + 1], texts[c : c + 1])[0]
     real = images.mask.shape[1] + int(text_batch.lengths[c])

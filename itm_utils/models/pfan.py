@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
+from itm_lab.parity.comparison import Table, batches
 from torch import Tensor, nn
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 from itm_utils.matcher import ImageBatch, Images
 from itm_utils.models.scan import (
     CrossAttention,
@@ -24,7 +25,6 @@ from itm_utils.models.scan import (
     region_layer,
 )
 from itm_utils.models.vsepp import load_public
-from itm_utils.parity import Table, batches
 
 
 # cell overlaps
@@ -149,20 +149,20 @@ def blocks_of(batch: ImageBatch, grid: int) -> tuple[Tensor, Tensor]:
     """Block numbers and shares of a batch, from pixel boxes or from a public block file."""
     expected = f"4 pixel coordinates a region, or {TOP} block numbers and {TOP} shares"
     if batch.boxes is None:
-        raise problem("boxes", "none in this dataset", expected)
+        raise input_error("boxes", "none in this dataset", expected)
     columns = batch.boxes.shape[-1]
     if columns == 4:
         if batch.sizes is None:
-            raise problem(
+            raise input_error(
                 "sizes", "none in this dataset", "width and height of pictures"
             )
         return to_blocks(batch.boxes, batch.sizes, grid)
     if columns != 2 * TOP:
-        raise problem("boxes", f"{columns} numbers a region", expected)
+        raise input_error("boxes", f"{columns} numbers a region", expected)
     blocks, share = batch.boxes[..., :TOP].long(), batch.boxes[..., TOP:]
     if not blocks.is_meta and int(blocks.max()) > grid * grid:
         most = f"at most {grid * grid}, for a grid of {grid} by {grid}"
-        raise problem("boxes", f"the block number {int(blocks.max())}", most)
+        raise input_error("boxes", f"the block number {int(blocks.max())}", most)
     return blocks, share
 
 
@@ -180,7 +180,9 @@ class PlacedRegions(CrossAttention):
         **more: Any,
     ) -> None:
         if position not in POSITIONS:
-            raise problem("position", repr(position), f"one of {', '.join(POSITIONS)}")
+            raise input_error(
+                "position", repr(position), f"one of {', '.join(POSITIONS)}"
+            )
         own = {"position": position, "position_dim": position_dim, "grid": grid}
         super().__init__(vocabulary_size, image_dim, **more, **own)
         self.position, self.grid = position, grid
@@ -189,7 +191,7 @@ class PlacedRegions(CrossAttention):
         self.block_table = nn.Embedding(grid * grid + 1, position_dim)
         self.ask = nn.Linear(image_dim, position_dim)
         width, weight_norm = self.config["width"], self.config["weight_norm"]
-        self.region_map = region_layer(image_dim + position_dim, width, weight_norm)
+        self.region_proj = region_layer(image_dim + position_dim, width, weight_norm)
 
     def positions(self, batch: ImageBatch) -> Tensor:
         """Position vectors (i, r, p) of the regions."""
@@ -209,10 +211,10 @@ class PFAN(PlacedRegions):
     """SCAN whose regions know their places. sizes: vocabulary_size and image_dim."""
 
     PUBLIC_NAMES: ClassVar = {
-        "img_enc.fc": "region_map",
+        "img_enc.fc": "region_proj",
         "img_enc.fc_att": "ask",
         "img_enc.position_embedding": "block_table",
-        "txt_enc.embed": "word_table",
+        "txt_enc.embed": "word_embedding",
         "txt_enc.rnn": "gru",
     }
 
@@ -247,7 +249,7 @@ def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
     """Our keywords for the options of the public command line, public switches on."""
     needed = ("split_size", "position_embed_size")
     if missing := [name for name in needed if name not in options]:
-        raise problem("public options", f"no {', '.join(missing)}", "those of PFAN")
+        raise input_error("public options", f"no {', '.join(missing)}", "those of PFAN")
     return from_public_options(options) | {
         "bonus": PUBLIC_BONUS[options["cross_attn"]],
         "position": "public",

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import torch
+from itm_lab.parity.comparison import Table, batches, our_name
 from torch import Tensor, nn
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 from itm_utils.matcher import (
     ImageBatch,
     Images,
@@ -21,8 +22,12 @@ from itm_utils.matcher import (
 )
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.scan import read_words
-from itm_utils.models.vsepp import OneVectorEach, hinge_loss, load_public, unit_length
-from itm_utils.parity import Table, batches, our_name
+from itm_utils.models.vsepp import (
+    GlobalEmbeddingMixin,
+    hinge_loss,
+    l2_normalize,
+    load_public,
+)
 
 
 # cell multi-head
@@ -32,7 +37,7 @@ class MultiHead(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         if heads < 1 or width % heads:
-            raise problem(
+            raise input_error(
                 "heads", str(heads), f"a number that divides the width {width}"
             )
         self.heads = heads
@@ -77,8 +82,8 @@ class TransformerLayer(nn.Module):
         self.attention = MultiHead(width, heads, dropout)
         self.inner = nn.Linear(width, feed_forward)
         self.outer = nn.Linear(feed_forward, width)
-        self.norm_look = nn.LayerNorm(width, eps=eps)
-        self.norm_think = nn.LayerNorm(width, eps=eps)
+        self.attn_norm = nn.LayerNorm(width, eps=eps)
+        self.ffn_norm = nn.LayerNorm(width, eps=eps)
         self.dropout = nn.Dropout(dropout)
         self.activation = {"gelu": nn.functional.gelu, "relu": torch.relu}[activation]
 
@@ -89,9 +94,9 @@ class TransformerLayer(nn.Module):
 
     def finish(self, vectors: Tensor, found: Tensor) -> Tensor:
         """What follows the look: shortcut, norm, think, shortcut, norm; all (…, k, d)."""
-        vectors = self.norm_look(vectors + self.dropout(found))
+        vectors = self.attn_norm(vectors + self.dropout(found))
         thought = self.outer(self.activation(self.inner(vectors)))
-        return self.norm_think(vectors + self.dropout(thought))
+        return self.ffn_norm(vectors + self.dropout(thought))
 
 
 # cell text-cnn
@@ -154,12 +159,12 @@ def angular_loss(images: Tensor, texts: Tensor, soft: bool = False) -> Tensor:
 
 
 # cell two-sides
-class TwoSides(OneVectorEach):
+class TwoSides(GlobalEmbeddingMixin):
     """A picture becomes one vector and a caption another; they do not meet here."""
 
     def think(self, batch: ImageBatch) -> tuple[Tensor, list[Tensor]]:
         """Regions (i, r, d) that know each other, and each layer's weights (i, h, r, r)."""
-        regions, looks = self.region_map(batch.regions), []
+        regions, looks = self.region_proj(batch.regions), []
         for layer in self.layers:
             regions, weights = layer(regions, batch.mask)
             looks.append(weights)
@@ -167,15 +172,15 @@ class TwoSides(OneVectorEach):
 
     def encode_images(self, batch: ImageBatch) -> Images:
         regions, _ = self.think(batch)
-        return Images(pooled=unit_length(masked_mean(regions, batch.mask)))
+        return Images(pooled=l2_normalize(masked_mean(regions, batch.mask)))
 
     def tokens(self, batch: TextBatch) -> Tensor:
         """(c, w, token_dim): states of the frozen text encoder."""
         if batch.features is not None:
             return batch.features
         if self.bert is None:
-            hint = "Open the captions with itm_utils.bert.bert_captions."
-            raise problem("captions", "word ids", "states of a text encoder", hint)
+            hint = "Open the captions with itm_utils.data.text_encoder.bert_captions."
+            raise input_error("captions", "word ids", "states of a text encoder", hint)
         return self.bert(batch.words, batch.mask)[-1]
 
     def read(self, tokens: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
@@ -184,12 +189,12 @@ class TwoSides(OneVectorEach):
             return self.text_cnn(tokens, mask)
         if self.reader == "rnn":
             return masked_mean(read_words(self.gru, tokens, lengths), mask)
-        return masked_mean(self.text_map(tokens), mask)
+        return masked_mean(self.text_proj(tokens), mask)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         mask = torch.ones_like(batch.mask) if self.public_padding else batch.mask
         read = self.read(self.tokens(batch), batch.lengths, mask)
-        return Texts(pooled=unit_length(self.text_map(self.dropout(read))))
+        return Texts(pooled=l2_normalize(self.text_proj(self.dropout(read))))
 
 
 # cell own-terms
@@ -198,11 +203,13 @@ class TwoTerms:
 
     def set_epoch(self, epoch: int) -> None:
         """The angular loss fades: a tenth every 5 epochs, nothing from epoch 21 on."""
-        self.angular_now = self.angular * 0.1 ** (epoch // 5) if epoch < 21 else 0.0
+        self.angular_now = (
+            self.angular_weight * 0.1 ** (epoch // 5) if epoch < 21 else 0.0
+        )
 
     def weight_norms(self) -> Tensor:
         """Sum of the lengths of the image side's weight matrices."""
-        sides = (self.region_map, self.layers)
+        sides = (self.region_proj, self.layers)
         matrices = [p for side in sides for p in side.parameters() if p.dim() == 2]
         return torch.stack(
             [torch.linalg.vector_norm(matrix) for matrix in matrices]
@@ -213,8 +220,8 @@ class TwoTerms:
     ) -> dict[str, Tensor]:
         losses = {}
         if self.angular_now:
-            angular = angular_loss(images.pooled, texts.pooled)
-            losses["angular"] = self.angular_now * angular
+            angular_weight = angular_loss(images.pooled, texts.pooled)
+            losses["angular_weight"] = self.angular_now * angular_weight
         if self.weight_penalty:
             losses["weights"] = self.weight_penalty * self.weight_norms()
         return losses
@@ -226,15 +233,15 @@ LAYER_NAMES = {
     "attention.self.key": "attention.key",
     "attention.self.value": "attention.value",
     "attention.output.dense": "attention.output",
-    "attention.output.LayerNorm.gamma": "norm_look.weight",
-    "attention.output.LayerNorm.beta": "norm_look.bias",
+    "attention.output.LayerNorm.gamma": "attn_norm.weight",
+    "attention.output.LayerNorm.beta": "attn_norm.bias",
     "intermediate.dense": "inner",
     "output.dense": "outer",
-    "output.LayerNorm.gamma": "norm_think.weight",
-    "output.LayerNorm.beta": "norm_think.bias",
+    "output.LayerNorm.gamma": "ffn_norm.weight",
+    "output.LayerNorm.beta": "ffn_norm.bias",
 }
 TABLE_NAMES = {
-    "word_embeddings": "word_table",
+    "word_embeddings": "word_embedding",
     "position_embeddings": "position_table",
     "token_type_embeddings": "kind_table",
     "LayerNorm.gamma": "norm.weight",
@@ -244,8 +251,8 @@ PUBLIC_LAYERS = {"img_enc.layer": "layers.0"} | {
     f"txt_enc.bert.encoder.layer.{n}": f"bert.layers.{n}" for n in range(24)
 }  # BERT base has 12 layers, BERT large 24
 PUBLIC_NAMES = {
-    "img_enc.mapping": "region_map",
-    "txt_enc.mapping": "text_map",
+    "img_enc.mapping": "region_proj",
+    "txt_enc.mapping": "text_proj",
     "txt_enc.convs1": "text_cnn.convs",
     "txt_enc.rnn": "gru",
     **{f"txt_enc.bert.embeddings.{p}": f"bert.{TABLE_NAMES[p]}" for p in TABLE_NAMES},
@@ -300,7 +307,7 @@ class SAEM(FromPublic, TwoTerms, TwoSides, Matcher):
         feed_forward: int = 2048,
         channels: int = 512,
         dropout: float = 0.1,
-        angular: float = 0.5,
+        angular_weight: float = 0.5,
         weight_penalty: float = 0.01,
         public_padding: bool = False,
         reader: str = "cnn",
@@ -309,9 +316,9 @@ class SAEM(FromPublic, TwoTerms, TwoSides, Matcher):
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         super().__init__(**given)
-        self.angular, self.weight_penalty = angular, weight_penalty
+        self.angular_weight, self.weight_penalty = angular_weight, weight_penalty
         self.public_padding, self.reader = public_padding, reader
-        self.region_map = nn.Linear(image_dim, width)
+        self.region_proj = nn.Linear(image_dim, width)
         heads = heads or max(1, width // 16)  # as published: 16 heads of 16
         sizes = (width, heads, feed_forward, dropout)
         self.layers = nn.ModuleList(TransformerLayer(*sizes) for _ in range(layers))
@@ -320,7 +327,7 @@ class SAEM(FromPublic, TwoTerms, TwoSides, Matcher):
         self.gru = (
             nn.GRU(token_dim, batch_first=True, **gru) if reader == "rnn" else None
         )
-        self.text_map = nn.Linear(read_width(given), width)
+        self.text_proj = nn.Linear(read_width(given), width)
         self.dropout = nn.Dropout(dropout)
         self.set_epoch(0)
 
@@ -328,13 +335,13 @@ class SAEM(FromPublic, TwoTerms, TwoSides, Matcher):
 # cell build
 READERS = ("cnn", "pooling", "rnn")
 PARTS = ("width", "token_dim", "layers", "feed_forward", "channels", "dropout")
-TERMS = ("angular", "weight_penalty", "public_padding")
+TERMS = ("angular_weight", "weight_penalty", "public_padding")
 
 
 def read_width(given: Mapping[str, Any]) -> int:
     """Numbers that a caption has before the last map, by the reader that is given."""
     if (reader := given["reader"]) not in READERS:
-        raise problem("reader", repr(reader), f"one of {', '.join(READERS)}")
+        raise input_error("reader", repr(reader), f"one of {', '.join(READERS)}")
     if reader == "rnn":
         return given["gru"]["hidden_size"]
     return len(WINDOWS) * given["channels"] if reader == "cnn" else given["token_dim"]
@@ -360,7 +367,7 @@ class Bert(nn.Module):
         positions: int,
     ) -> None:
         super().__init__()
-        self.word_table = nn.Embedding(vocabulary_size, width)
+        self.word_embedding = nn.Embedding(vocabulary_size, width)
         self.position_table = nn.Embedding(positions, width)
         self.kind_table = nn.Embedding(2, width)  # first or second sentence
         self.norm = nn.LayerNorm(width, eps=1e-12)
@@ -373,7 +380,7 @@ class Bert(nn.Module):
     def forward(self, words: Tensor, mask: Tensor) -> list[Tensor]:
         """Piece ids (c, w) with mask (c, w) to the states (c, w, d) after each layer."""
         places = torch.arange(words.shape[1], device=words.device)
-        states = self.word_table(words) + self.position_table(places)
+        states = self.word_embedding(words) + self.position_table(places)
         states = self.norm(states + self.kind_table.weight[0])
         after = []
         for layer in self.layers:
@@ -388,14 +395,16 @@ def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
     needed = ("img_dim", "final_dims", "txt_stru", "txt_out_channel")
     for name in (*needed, "trans_cfg", "bert_config"):
         if name not in options:
-            raise problem("public options", f"no {name}", "all that shape the model")
+            raise input_error(
+                "public options", f"no {name}", "all that shape the model"
+            )
     unit, text = options["trans_cfg"], options["bert_config"]
     if not (isinstance(unit, Mapping) and isinstance(text, Mapping)):
         found, expected = "the name of a file", "its content, as a mapping"
-        raise problem("trans_cfg, bert_config", found, expected)
+        raise input_error("trans_cfg, bert_config", found, expected)
     if unit["hidden_size"] != options["final_dims"]:
         found = f"{unit['hidden_size']} and {options['final_dims']}"
-        raise problem("hidden_size, final_dims", found, "the same number")
+        raise input_error("hidden_size, final_dims", found, "the same number")
     config = {
         "vocabulary_size": text["vocab_size"],
         "image_dim": options["img_dim"],
@@ -431,7 +440,7 @@ def public_values(model: SAEM, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     states = model.bert(texts.words, texts.mask)
     everything = torch.ones_like(texts.mask)  # padding as well: the public reading
     values = {
-        "mid.img_mapped": model.region_map(images.regions),
+        "mid.img_mapped": model.region_proj(images.regions),
         "mid.img_attn_image0": looks[0][0],
         "mid.img_hidden": regions,
         "mid.img_emb": model.encode_images(images).pooled,

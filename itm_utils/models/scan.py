@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+from itm_lab.parity.comparison import batches
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 from itm_utils.matcher import (
     Attention,
     Encoded,
@@ -25,8 +26,7 @@ from itm_utils.matcher import (
     Texts,
 )
 from itm_utils.models.keeping_score import masked_mean
-from itm_utils.models.vsepp import OneVectorEach, load_public
-from itm_utils.parity import batches
+from itm_utils.models.vsepp import GlobalEmbeddingMixin, load_public
 
 
 # cell lengths
@@ -52,7 +52,7 @@ FIRST_NORMS = (*L_NORMS, "softmax", "clipped", "no_norm")
 def compete(affinity: Tensor, first_norm: str) -> Tensor:
     """First normalisation, along the queries q of affinity (m, k, q, n)."""
     if first_norm not in FIRST_NORMS:
-        raise problem(
+        raise input_error(
             "first_norm", repr(first_norm), f"one of {', '.join(FIRST_NORMS)}"
         )
     if first_norm == "softmax":
@@ -100,7 +100,7 @@ def pool(relevance: Tensor, pooling: str, lse: float) -> Tensor:
         return relevance.max(dim=1).values
     if pooling == "Sum":
         return relevance.sum(dim=1)
-    raise problem("pooling", repr(pooling), f"one of {', '.join(POOLINGS)}")
+    raise input_error("pooling", repr(pooling), f"one of {', '.join(POOLINGS)}")
 
 
 # cell score-by-loop
@@ -150,7 +150,7 @@ def pack(items: Encoded, kind: Tensor | None = None) -> list[Group]:
         return [Group(where[:, 0], where, items.local)]
     counts = items.mask.sum(dim=1)
     if int(counts.min()) == 0:
-        raise problem(
+        raise input_error(
             "mask", "an item without regions or words", "at least one in each"
         )
     labels = counts if kind is None else counts + (items.mask.shape[1] + 1) * kind
@@ -320,22 +320,22 @@ class RegionsAndWords(Matcher):
         }
         super().__init__(**given, **own)
         self.image_norm, self.text_norm = image_norm, text_norm
-        self.region_map = region_layer(image_dim, width, weight_norm)
-        self.word_table = nn.Embedding(vocabulary_size, word_dim)
-        nn.init.uniform_(self.word_table.weight, -0.1, 0.1)
+        self.region_proj = region_layer(image_dim, width, weight_norm)
+        self.word_embedding = nn.Embedding(vocabulary_size, word_dim)
+        nn.init.uniform_(self.word_embedding.weight, -0.1, 0.1)
         self.gru = nn.GRU(
             word_dim, width, layers, bidirectional=bidirectional, batch_first=True
         )
 
     def encode_images(self, batch: ImageBatch) -> Images:
-        regions = self.region_map(batch.regions).to(self.word_table.weight.dtype)
+        regions = self.region_proj(batch.regions).to(self.word_embedding.weight.dtype)
         return Images(
             local=unit(regions) if self.image_norm else regions, mask=batch.mask
         )
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        words = read_words(self.gru, self.word_table(batch.words), batch.lengths)
-        words = words.to(self.word_table.weight.dtype)  # not the autocast one
+        words = read_words(self.gru, self.word_embedding(batch.words), batch.lengths)
+        words = words.to(self.word_embedding.weight.dtype)  # not the autocast one
         return Texts(local=unit(words) if self.text_norm else words, mask=batch.mask)
 
 
@@ -374,7 +374,7 @@ def check_choices(direction: str, first_norm: str, pooling: str) -> dict[str, st
     lists = (DIRECTIONS, FIRST_NORMS, POOLINGS)
     for (name, value), allowed in zip(chosen.items(), lists, strict=True):
         if value not in allowed:
-            raise problem(name, repr(value), f"one of {', '.join(allowed)}")
+            raise input_error(name, repr(value), f"one of {', '.join(allowed)}")
     return chosen
 
 
@@ -398,12 +398,12 @@ def from_public_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Our keywords for the options of the public command line."""
     needed = (*PUBLIC_OPTIONS, "no_imgnorm", "no_txtnorm", "precomp_enc_type")
     if missing := [name for name in needed if name not in options]:
-        raise problem(
+        raise input_error(
             "public options", f"no {', '.join(missing)}", "all options of SCAN"
         )
     encoder = options["precomp_enc_type"]
     if encoder not in ("basic", "weight_norm"):
-        raise problem("precomp_enc_type", repr(encoder), "basic or weight_norm")
+        raise input_error("precomp_enc_type", repr(encoder), "basic or weight_norm")
     ours = {name: options[public] for public, name in PUBLIC_OPTIONS.items()}
     norms = {
         "image_norm": not options["no_imgnorm"],
@@ -417,10 +417,10 @@ class SCAN(CrossAttention):
     """Stacked cross attention: words look at regions (t2i), or regions at words (i2t)."""
 
     PUBLIC_NAMES: ClassVar = {
-        "img_enc.fc": "region_map",
-        "img_enc.fc.weight_g": "region_map.parametrizations.weight.original0",
-        "img_enc.fc.weight_v": "region_map.parametrizations.weight.original1",
-        "txt_enc.embed": "word_table",
+        "img_enc.fc": "region_proj",
+        "img_enc.fc.weight_g": "region_proj.parametrizations.weight.original0",
+        "img_enc.fc.weight_v": "region_proj.parametrizations.weight.original1",
+        "txt_enc.embed": "word_embedding",
         "txt_enc.rnn": "gru",
     }
 
@@ -456,7 +456,7 @@ def public_values(model: SCAN, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     """Our values for what a golden case of the public code holds under ``mid.*``."""
     image_batch, text_batch = batches(arrays)
     images, texts = model.encode_images(image_batch), model.encode_texts(text_batch)
-    words = model.word_table(text_batch.words)
+    words = model.word_embedding(text_batch.words)
     values = {
         "mid.img_emb": images.local,
         "mid.cap_gru": read_words(model.gru, words, text_batch.lengths),
@@ -475,7 +475,7 @@ def public_values(model: SCAN, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 # cell build
-class NobodyLooks(OneVectorEach, RegionsAndWords):
+class NoAttention(GlobalEmbeddingMixin, RegionsAndWords):
     """The control: the encoders of SCAN, then one mean vector each. Nothing attends."""
 
     def encode_images(self, batch: ImageBatch) -> Images:
@@ -494,6 +494,6 @@ def build(parameters: Mapping, vocabulary_size: int, image_dim: int) -> Matcher:
     """The model that this chapter's parameters describe."""
     sizes = {name: parameters[name] for name in ("width", "word_dim")}
     if parameters["direction"] == "none":
-        return NobodyLooks(vocabulary_size, image_dim, **sizes)
+        return NoAttention(vocabulary_size, image_dim, **sizes)
     look = {name: parameters[name] for name in LOOK}
     return SCAN(vocabulary_size, image_dim, **sizes, **look)

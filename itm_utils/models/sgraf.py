@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+from itm_lab.parity.comparison import batches
 from torch import Tensor, nn
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 from itm_utils.matcher import Attention, ImageBatch, Images, Scores, TextBatch, Texts
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.scan import (
@@ -27,7 +28,6 @@ from itm_utils.models.scan import (
     unit,
 )
 from itm_utils.models.vsepp import load_public
-from itm_utils.parity import batches
 
 
 # cell compare
@@ -74,7 +74,7 @@ class SlotNorm(nn.BatchNorm1d):
         if x.shape[1] != self.num_features or not (mask.is_meta or bool(mask.all())):
             found = f"{x.shape[1]} regions, or fewer behind a mask"
             expected = f"exactly {self.num_features}, the number of region_slots"
-            raise problem("region_slots", found, expected)
+            raise input_error("region_slots", found, expected)
         return super().forward(x)
 
 
@@ -257,9 +257,9 @@ class WholesAndParts(RegionsAndWords):
         return images
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        words = self.drop(self.word_table(batch.words))
+        words = self.drop(self.word_embedding(batch.words))
         words = read_words(self.gru, words, batch.lengths)
-        words = words.to(self.word_table.weight.dtype)  # not the autocast one
+        words = words.to(self.word_embedding.weight.dtype)  # not the autocast one
         words = unit(words) if self.text_norm else words
         whole = self.one_text(words, batch.mask).to(words.dtype)
         return Texts(local=words, mask=batch.mask, pooled=whole)
@@ -392,8 +392,8 @@ PUBLIC_ROUND = (
     ("sim_graph_w", "out"),
 )
 PUBLIC_PARTS = {
-    "img_enc.fc": "region_map",
-    "txt_enc.embed": "word_table",
+    "img_enc.fc": "region_proj",
+    "txt_enc.embed": "word_embedding",
     "txt_enc.cap_rnn": "gru",
     "sim_enc.v_global_w.embedding_local.0": "one_image.each",
     "sim_enc.v_global_w.embedding_local.1": "one_image.each_norm",
@@ -423,7 +423,7 @@ class SGRAF(PairNodes):
 
     def __init__(self, *sizes: int, head: str = "SAF", steps: int = 3, **more: Any):
         if head not in HEADS:
-            raise problem("head", repr(head), f"one of {', '.join(HEADS)}")
+            raise input_error("head", repr(head), f"one of {', '.join(HEADS)}")
         super().__init__(*sizes, head=head, steps=steps, **more)
         sim_dim, by_caption = self.config["sim_dim"], self.config["region_slots"] > 0
         self.head = SAF(sim_dim, by_caption) if head == "SAF" else SGR(sim_dim, steps)
@@ -475,11 +475,11 @@ def public_config(
     """Our keywords for the options of the public command line, and for its weights."""
     needed = (*PUBLIC_OPTIONS, "no_imgnorm", "no_txtnorm")
     if missing := [name for name in needed if name not in options]:
-        raise problem(
+        raise input_error(
             "public options", f"no {', '.join(missing)}", "all options of SGRAF"
         )
     if SLOTS not in state_dict:
-        raise problem("public weights", f"no {SLOTS}", "the weights of SGRAF")
+        raise input_error("public weights", f"no {SLOTS}", "the weights of SGRAF")
     ours = {name: options[public] for public, name in PUBLIC_OPTIONS.items()}
     return ours | {
         "image_norm": not options["no_imgnorm"],

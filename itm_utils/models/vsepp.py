@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import torch
+from itm_lab.parity.comparison import batches, our_name
 from torch import Tensor, nn
 
-from itm_utils.errors import problem
+from itm_utils.errors import input_error
 from itm_utils.matcher import (
     ImageBatch,
     Images,
@@ -19,11 +20,10 @@ from itm_utils.matcher import (
     Texts,
 )
 from itm_utils.models.keeping_score import MeanPool, masked_mean
-from itm_utils.parity import batches, our_name
 
 
 # cell unit-length
-def unit_length(vectors: Tensor) -> Tensor:
+def l2_normalize(vectors: Tensor) -> Tensor:
     """Divide each vector by its length. A zero vector stays what it is."""
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return vectors / length.masked_fill(length == 0, 1)
@@ -44,20 +44,20 @@ def order_scores(images: Tensor, captions: Tensor) -> Tensor:
 
 
 # cell caption-reader
-class CaptionReader(nn.Module):
+class GRUTextEncoder(nn.Module):
     """Word vectors and a GRU: a caption becomes the state after its last word."""
 
     def __init__(
         self, vocabulary_size: int, word_dim: int, width: int, layers: int
     ) -> None:
         super().__init__()
-        self.word_table = nn.Embedding(vocabulary_size, word_dim)
+        self.word_embedding = nn.Embedding(vocabulary_size, word_dim)
         self.gru = nn.GRU(word_dim, width, layers, batch_first=True)
-        nn.init.uniform_(self.word_table.weight, -0.1, 0.1)
+        nn.init.uniform_(self.word_embedding.weight, -0.1, 0.1)
 
     def states(self, batch: TextBatch) -> Tensor:
         """(c, w, d): what the GRU knows after each word."""
-        return self.gru(self.word_table(batch.words))[0]
+        return self.gru(self.word_embedding(batch.words))[0]
 
     def forward(self, batch: TextBatch) -> Tensor:
         """(c, d): what it knows after the last one."""
@@ -69,7 +69,7 @@ class CaptionReader(nn.Module):
 MEASURES = ("cosine", "order")
 
 
-class OneVectorEach:
+class GlobalEmbeddingMixin:
     """Scoring for every matcher that makes one vector an image and one a caption."""
 
     measure = "cosine"
@@ -87,12 +87,12 @@ class OneVectorEach:
 
 
 # cell vsepp
-class VSEPP(OneVectorEach, Matcher):
+class VSEPP(GlobalEmbeddingMixin, Matcher):
     """A linear map of the image, a GRU over the caption, one vector each."""
 
     PUBLIC_NAMES: ClassVar[dict[str, str]] = {
         "img_enc.fc": "image_map",
-        "txt_enc.embed": "reader.word_table",
+        "txt_enc.embed": "reader.word_embedding",
         "txt_enc.rnn": "reader.gru",
     }
 
@@ -110,20 +110,20 @@ class VSEPP(OneVectorEach, Matcher):
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         super().__init__(**given)
         if measure not in MEASURES:
-            raise problem("measure", repr(measure), f"one of {', '.join(MEASURES)}")
+            raise input_error("measure", repr(measure), f"one of {', '.join(MEASURES)}")
         self.measure, self.image_norm, self.absolute = measure, image_norm, absolute
         self.image_map = nn.Linear(image_dim, width)
-        self.reader = CaptionReader(vocabulary_size, word_dim, width, layers)
+        self.reader = GRUTextEncoder(vocabulary_size, word_dim, width, layers)
         nn.init.xavier_uniform_(self.image_map.weight)
         nn.init.zeros_(self.image_map.bias)
 
     def encode_images(self, batch: ImageBatch) -> Images:
         pooled = self.image_map(masked_mean(batch.regions, batch.mask))  # (i, d)
-        pooled = unit_length(pooled) if self.image_norm else pooled
+        pooled = l2_normalize(pooled) if self.image_norm else pooled
         return Images(pooled=pooled.abs() if self.absolute else pooled)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        pooled = unit_length(self.reader(batch))  # (c, d)
+        pooled = l2_normalize(self.reader(batch))  # (c, d)
         return Texts(pooled=pooled.abs() if self.absolute else pooled)
 
     @classmethod
@@ -139,7 +139,7 @@ def hinge_loss(scores: Scores, margin: float, hardest: bool) -> Tensor:
     """
     if scores.i2t.dim() != 2 or scores.i2t.shape[0] != scores.i2t.shape[1]:
         shape = tuple(scores.i2t.shape)
-        raise problem(
+        raise input_error(
             "hinge_loss", f"scores of shape {shape}", "as many images as captions"
         )
     right = torch.eye(len(scores.i2t), dtype=torch.bool, device=scores.i2t.device)
@@ -188,7 +188,7 @@ def build(parameters: Mapping, vocabulary_size: int, image_dim: int) -> Matcher:
     """The model that this chapter's parameters describe."""
     name, width = parameters["model_name"], parameters["width"]
     if name not in MODELS:
-        raise problem("model_name", repr(name), f"one of {', '.join(MODELS)}")
+        raise input_error("model_name", repr(name), f"one of {', '.join(MODELS)}")
     if name == "mean-pool":
         return MeanPool(vocabulary_size, image_dim, width)
     names = ("word_dim", "measure", "image_norm", "absolute")
@@ -204,11 +204,13 @@ def load_public(model: Matcher, state_dict: Mapping[str, Tensor]) -> Matcher:
     for name in sorted(places.keys() ^ weights.keys()):
         found = "no weight" if name in places else "a weight that has no place"
         expected = f"the weights of {type(model).__name__} with these options"
-        raise problem(f"public weights, {name}", found, expected)
+        raise input_error(f"public weights, {name}", found, expected)
     for name, value in weights.items():
         found, expected = tuple(value.shape), tuple(places[name].shape)
         if found != expected:
-            raise problem(f"public weights, {name}", f"shape {found}", f"{expected}")
+            raise input_error(
+                f"public weights, {name}", f"shape {found}", f"{expected}"
+            )
     model.load_state_dict(weights)
     return model
 
@@ -230,13 +232,13 @@ def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
     """The public options that shape the model, as arguments of ours."""
     for name in PUBLIC_OPTIONS:
         if name not in options:
-            raise problem(
+            raise input_error(
                 "public options", f"no {name}", f"all of {', '.join(PUBLIC_OPTIONS)}"
             )
     config = {ours: options[name] for name, ours in PUBLIC_OPTIONS.items()}
     for name in ("absolute", "image_norm"):
         if not isinstance(config[name], bool):
-            raise problem(
+            raise input_error(
                 "public options", f"{config[name]!r} for a switch", "true or false"
             )
     return config | {"image_norm": not config["image_norm"]}

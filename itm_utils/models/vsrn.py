@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+from itm_lab.parity.comparison import Table, batches, compare_metrics, our_name
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from itm_utils.errors import problem
+from itm_utils.data.vocabulary import END, SPECIAL, START
+from itm_utils.errors import input_error
 from itm_utils.matcher import (
     ImageBatch,
     Images,
@@ -22,15 +24,13 @@ from itm_utils.matcher import (
 from itm_utils.metrics import ensemble
 from itm_utils.models import vsepp
 from itm_utils.models.vsepp import (
-    CaptionReader,
+    GRUTextEncoder,
+    GlobalEmbeddingMixin,
     MEASURES,
-    OneVectorEach,
     hinge_loss,
+    l2_normalize,
     load_public,
-    unit_length,
 )
-from itm_utils.parity import Table, batches, compare_metrics, our_name
-from itm_utils.text import END, SPECIAL, START
 
 
 # cell relations
@@ -101,7 +101,9 @@ def normalise(regions: Tensor, norm_axis: str) -> Tensor:
     width: every region is a vector of length one.
     regions: every entry d is, over the regions of its picture; so does the public code.
     """
-    return unit_length(regions) if norm_axis == "width" else unit_length(regions.mT).mT
+    return (
+        l2_normalize(regions) if norm_axis == "width" else l2_normalize(regions.mT).mT
+    )
 
 
 # cell targets
@@ -148,7 +150,7 @@ def look_back(state: Tensor, memory: Memory, vote: nn.Linear) -> Tensor:
 
 
 # cell caption-writer
-class CaptionWriter(nn.Module):
+class CaptionDecoder(nn.Module):
     """Reads the regions of a picture, then writes a caption and looks back at every word."""
 
     def __init__(
@@ -157,7 +159,7 @@ class CaptionWriter(nn.Module):
         super().__init__()
         self.enter = nn.Linear(width, hidden)
         self.reader = nn.GRU(hidden, hidden, batch_first=True)
-        self.word_table = nn.Embedding(vocabulary, word_dim)
+        self.word_embedding = nn.Embedding(vocabulary, word_dim)
         self.compare = nn.Linear(2 * hidden, hidden)
         self.vote = nn.Linear(hidden, 1, bias=False)
         self.writer = nn.GRUCell(word_dim + hidden, hidden)
@@ -183,7 +185,7 @@ class CaptionWriter(nn.Module):
         """Logits (b, t, vocabulary) of the token after each of ``tokens`` (b, t)."""
         state, memory = self.read(regions, mask)
         written = []
-        for words in self.word_table(tokens).unbind(dim=1):
+        for words in self.word_embedding(tokens).unbind(dim=1):
             state = self.step(words, state, memory)
             written.append(state)
         return self.next_word(torch.stack(written, dim=1))
@@ -191,7 +193,7 @@ class CaptionWriter(nn.Module):
 
 # cell own-loss
 def captioning_loss(
-    writer: CaptionWriter, regions: Tensor, batch: PairBatch, max_len: int
+    writer: CaptionDecoder, regions: Tensor, batch: PairBatch, max_len: int
 ) -> Tensor:
     """What the true captions cost the writer: a sum over words, a mean over pairs."""
     tokens, targets = writing_task(batch.texts, max_len)
@@ -201,7 +203,7 @@ def captioning_loss(
     return loss / len(batch)
 
 
-class MustWrite:
+class CaptioningLoss:
     """The captioning loss, for a matcher with a ``writer`` that may be None."""
 
     def extra_losses(
@@ -215,15 +217,21 @@ class MustWrite:
 
 
 # cell reason-and-read
-class ReasonAndRead(OneVectorEach):
+class ReasonAndRead(GlobalEmbeddingMixin):
     """From regions and words to one vector each."""
 
     def mapped(self, batch: ImageBatch) -> Tensor:
         """(i, r, d): regions as they enter the reasoning; zero where there is none."""
         if not batch.mask.is_meta and not batch.mask.any(dim=1).all():
-            raise problem("mask", "a picture without regions", "at least one in each")
-        regions = self.region_map(batch.regions).masked_fill(~batch.mask[..., None], 0)
-        return normalise(regions, self.norm_axis) if self.variant == "coco" else regions
+            raise input_error(
+                "mask", "a picture without regions", "at least one in each"
+            )
+        regions = self.region_proj(batch.regions).masked_fill(~batch.mask[..., None], 0)
+        return (
+            normalise(regions, self.norm_axis)
+            if self.architecture == "coco"
+            else regions
+        )
 
     def reason(self, batch: ImageBatch) -> Tensor:
         """(i, r, d): regions after all steps of reasoning, scaled."""
@@ -235,16 +243,16 @@ class ReasonAndRead(OneVectorEach):
     def encode_images(self, batch: ImageBatch) -> Images:
         regions = self.reason(batch)
         last = read_regions(self.region_gru, regions, batch.mask)[2]
-        pooled = self.last_norm(last).to(self.region_map.weight.dtype)  # (i, d)
-        pooled = unit_length(pooled) if self.image_norm else pooled
+        pooled = self.last_norm(last).to(self.region_proj.weight.dtype)  # (i, d)
+        pooled = l2_normalize(pooled) if self.image_norm else pooled
         pooled = pooled.abs() if self.absolute else pooled
         if not self.training:  # a vector a picture is all that search needs to keep
             return Images(pooled=pooled)
         return Images(pooled=pooled, local=regions, mask=batch.mask)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        pooled = self.reader(batch).to(self.region_map.weight.dtype)  # (c, d)
-        pooled = unit_length(pooled)
+        pooled = self.reader(batch).to(self.region_proj.weight.dtype)  # (c, d)
+        pooled = l2_normalize(pooled)
         return Texts(pooled=pooled.abs() if self.absolute else pooled)
 
 
@@ -253,7 +261,7 @@ STEPS = {"theta": "query", "phi": "key", "g": "message", "W.0": "mix", "W.1": "n
 WRITER_NAMES = {
     "encoder.vid2hid": "enter",
     "encoder.rnn": "reader",
-    "decoder.embedding": "word_table",
+    "decoder.embedding": "word_embedding",
     "decoder.attention.linear1": "compare",
     "decoder.attention.linear2": "vote",
     "decoder.rnn.weight_ih_l0": "writer.weight_ih",
@@ -263,10 +271,10 @@ WRITER_NAMES = {
     "decoder.out": "next_word",
 }
 PUBLIC_NAMES = {
-    "img_enc.fc": "region_map",
+    "img_enc.fc": "region_proj",
     "img_enc.img_rnn": "region_gru",
     "img_enc.bn": "last_norm",
-    "txt_enc.embed": "reader.word_table",
+    "txt_enc.embed": "reader.word_embedding",
     "txt_enc.rnn": "reader.gru",
     **{
         f"img_enc.Rs_GCN_{n + 1}.{public}": f"steps.{n}.{STEPS[public]}"
@@ -291,7 +299,7 @@ class FromPublic:
 
 
 # cell vsrn
-class VSRN(FromPublic, MustWrite, ReasonAndRead, Matcher):
+class VSRN(FromPublic, CaptioningLoss, ReasonAndRead, Matcher):
     """Regions reason together, a GRU reads them to one vector, and a writer must tell.
 
     variant: "coco" scales regions before reasoning; "f30k" does not, and has a batch
@@ -308,7 +316,7 @@ class VSRN(FromPublic, MustWrite, ReasonAndRead, Matcher):
         word_dim: int = 300,
         layers: int = 1,
         reasoning_steps: int = 4,
-        variant: str = "coco",
+        architecture: str = "coco",
         norm_axis: str = "width",
         caption_weight: float = 1.0,
         caption_width: int = 512,
@@ -321,36 +329,47 @@ class VSRN(FromPublic, MustWrite, ReasonAndRead, Matcher):
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         super().__init__(**given)
-        check_choices(variant=variant, norm_axis=norm_axis, measure=measure)
+        check_choices(architecture=architecture, norm_axis=norm_axis, measure=measure)
         self.measure, self.image_norm, self.absolute = measure, image_norm, absolute
-        self.variant, self.norm_axis = variant, norm_axis
+        self.architecture, self.norm_axis = architecture, norm_axis
         self.caption_weight, self.max_len = caption_weight, max_len
-        self.region_map = nn.Linear(image_dim, width)
+        self.region_proj = nn.Linear(image_dim, width)
         self.steps = nn.ModuleList(ReasoningStep(width) for _ in range(reasoning_steps))
         self.region_gru = nn.GRU(width, width, batch_first=True)
-        self.last_norm = nn.BatchNorm1d(width) if variant == "f30k" else nn.Identity()
-        self.reader = CaptionReader(vocabulary_size, word_dim, width, layers)
+        self.last_norm = (
+            nn.BatchNorm1d(width) if architecture == "f30k" else nn.Identity()
+        )
+        self.reader = GRUTextEncoder(vocabulary_size, word_dim, width, layers)
         sizes = (width, caption_width, caption_word_dim, caption_dropout)
-        self.writer = CaptionWriter(vocabulary_size, *sizes) if caption_weight else None
-        nn.init.xavier_uniform_(self.region_map.weight)
-        nn.init.zeros_(self.region_map.bias)
+        self.writer = (
+            CaptionDecoder(vocabulary_size, *sizes) if caption_weight else None
+        )
+        nn.init.xavier_uniform_(self.region_proj.weight)
+        nn.init.zeros_(self.region_proj.bias)
 
 
 # cell build
 VARIANTS = ("coco", "f30k")
-CHOICES = {"variant": VARIANTS, "norm_axis": NORM_AXES, "measure": MEASURES}
+CHOICES = {"architecture": VARIANTS, "norm_axis": NORM_AXES, "measure": MEASURES}
 
 
 def check_choices(**given: str) -> None:
     """Refuse what is not among the values of a choice, and name those that are."""
     for name, value in given.items():
         if value not in CHOICES[name]:
-            raise problem(name, repr(value), f"one of {', '.join(CHOICES[name])}")
+            raise input_error(name, repr(value), f"one of {', '.join(CHOICES[name])}")
 
 
 def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> VSRN:
     """The model of a run, from the parameters of this chapter."""
-    names = ["width", "word_dim", "reasoning_steps", "variant", "norm_axis", "max_len"]
+    names = [
+        "width",
+        "word_dim",
+        "reasoning_steps",
+        "architecture",
+        "norm_axis",
+        "max_len",
+    ]
     names += [f"caption_{what}" for what in ("weight", "width", "word_dim", "dropout")]
     return VSRN(
         vocabulary_size, image_dim, **{name: parameters[name] for name in names}
@@ -371,13 +390,15 @@ def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
     """The public options that shape the model, as arguments of ours."""
     needed = (*PUBLIC_OPTIONS, "data_name", "bidirectional", "rnn_type")
     if missing := [name for name in needed if name not in options]:
-        raise problem("public options", f"no {', '.join(missing)}", "all of VSRN's")
+        raise input_error("public options", f"no {', '.join(missing)}", "all of VSRN's")
     if options["bidirectional"] or options["rnn_type"].lower() != "gru":
-        raise problem("public options", "another captioner", "a GRU that reads one way")
+        raise input_error(
+            "public options", "another captioner", "a GRU that reads one way"
+        )
     ours = vsepp.public_config(options)
     ours |= {name: options[public] for public, name in PUBLIC_OPTIONS.items()}
-    variant = "f30k" if options["data_name"] == FLICKR else "coco"
-    return ours | {"variant": variant, "norm_axis": "regions"}
+    architecture = "f30k" if options["data_name"] == FLICKR else "coco"
+    return ours | {"architecture": architecture, "norm_axis": "regions"}
 
 
 def public_values(model: VSRN, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -385,7 +406,7 @@ def public_values(model: VSRN, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     images, texts = batches(arrays)
     regions = model.mapped(images)
     first = model.steps[0].relations(regions, images.mask)
-    values = {"mid.fc": model.region_map(images.regions), "mid.gcn_input": regions}
+    values = {"mid.fc": model.region_proj(images.regions), "mid.gcn_input": regions}
     values["mid.affinity_gcn1_img0"] = first[0]
     for n, step in enumerate(model.steps):
         values[f"mid.gcn{n + 1}"] = regions = step(regions, images.mask)
@@ -483,14 +504,14 @@ def compare_case(table: Table, about: Mapping, arrays: Mapping[str, Any]) -> boo
 # cell write-greedily
 @torch.no_grad()
 def write_greedily(
-    writer: CaptionWriter, regions: Tensor, mask: Tensor, max_len: int
+    writer: CaptionDecoder, regions: Tensor, mask: Tensor, max_len: int
 ) -> Tensor:
     """The likeliest next word, again and again: (b, max_len) token ids."""
     state, memory = writer.read(regions, mask)
     token = torch.full(mask.shape[:1], SPECIAL.index(START), device=mask.device)
     written = []
     for _ in range(max_len):
-        state = writer.step(writer.word_table(token), state, memory)
+        state = writer.step(writer.word_embedding(token), state, memory)
         token = writer.next_word(state).argmax(dim=-1)
         written.append(token)
     return torch.stack(written, dim=1)

@@ -1,0 +1,256 @@
+"""The ``itm`` command. Heavy modules are imported inside the commands, so that ``itm --help`` is quick."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from itm_lab.data.cli import app as data
+from itm_lab.paths import Paths
+from itm_lab.photos.cli import app as photos
+from itm_lab.scenes.cli import app as scenes
+from itm_utils.errors import ItmError
+
+
+class Group(TyperGroup):
+    """Shows what a reader can put right as one line instead of a traceback."""
+
+    def invoke(self, ctx: typer.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (ItmError, OSError) as error:
+            typer.echo(f"itm: {error}", err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, help="Tools of the book.")
+app.add_typer(scenes, name="scenes", help="Build and show the embedded dataset.")
+notebooks = typer.Typer(no_args_is_help=True, help="Check, run and copy the chapters.")
+book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
+app.add_typer(notebooks, name="notebooks")
+app.add_typer(book, name="book")
+app.add_typer(data, name="data")
+app.add_typer(photos)
+
+
+@app.command()
+def parity(
+    folder: Annotated[Path, typer.Argument(help="Golden cases, e.g. tests/golden.")],
+) -> None:
+    """Compare our models with what the public implementations computed; fail beyond the tolerances."""
+    from itm_lab.parity.reference_cases import run_folder
+
+    beyond = cases = 0
+    for row in run_folder(folder):
+        typer.echo(str(row))
+        cases, beyond = cases + 1, beyond + (not row.ok)
+    typer.echo(f"parity: {cases - beyond} of {cases} within the tolerances")
+    raise typer.Exit(bool(beyond))
+
+
+@app.command()
+def ledger(
+    as_json: Annotated[bool, typer.Option("--json", help="Everything behind each verdict, as JSON.")] = False,
+    foundations: Annotated[bool, typer.Option("--foundations", help="The claims of part I instead.")] = False,
+    check: Annotated[list[Path] | None, typer.Option("--check", help="Receipts to check; may be repeated.")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="More receipts for --check.")] = None,
+) -> None:
+    """Print every claim with its verdict, or check receipts before they join the others."""
+    import json
+    from collections import Counter
+
+    from itm_lab.evidence.ledger import Ledger
+
+    if check or files:
+        from itm_lab.evidence.receipt_check import check_receipts
+
+        for line in check_receipts(Paths.find().root, [*(check or []), *(files or [])]):
+            typer.echo(line)
+        return
+    book = Ledger(Paths.find().root)
+    claims = book.foundations if foundations else book.claims
+    if as_json:
+        typer.echo(json.dumps([book.entry(claim) for claim in claims], indent=1, ensure_ascii=False))
+        return
+    for line in book.lines(claims):
+        typer.echo(line)
+    count = Counter(book.verdict(claim).verdict for claim in claims)
+    typer.echo(f"{len(claims)} claims: " + ", ".join(f"{number} {word}" for word, number in count.most_common()))
+
+
+@app.command(name="eval")
+def evaluate(
+    public: Annotated[Path, typer.Option(help="A published checkpoint (*.pth.tar).")],
+    model: Annotated[str, typer.Option(help="Which model it is, e.g. scan.")],
+    data: Annotated[Path, typer.Option(help="A dataset folder in the precomputed format.")],
+    vocabulary: Annotated[Path, typer.Option(help="The vocabulary JSON that came with the checkpoint.")],
+    split: Annotated[str, typer.Option(help="dev, test or testall.")] = "test",
+    folds: Annotated[int, typer.Option(min=1, help="5 for COCO's 1K protocol on testall.")] = 1,
+) -> None:
+    """Evaluate published weights with our model of the same name."""
+    from itm_lab.parity.published import evaluate_published
+
+    typer.echo(str(evaluate_published(public, model, data, vocabulary, split, folds)))
+
+
+@app.command()
+def mine(
+    checkpoint: Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints.")],
+    data: Annotated[str, typer.Option(help="The dataset folder it was trained on, or scenes.")],
+    out: Annotated[Path, typer.Option(help="Where the lists go.")],
+    texts: Annotated[int, typer.Option(help="Wrong captions for each image.")] = 300,
+    images: Annotated[int, typer.Option(help="Wrong images for each caption.")] = 60,
+    part: Annotated[float, typer.Option(help="The run's train_fraction: the first pictures only.")] = 1.0,
+    megabytes: Annotated[int, typer.Option(min=1, help="Memory for encodings and scores.")] = 1024,
+) -> None:
+    """List the hardest wrong captions and images of a training set. Called again, it goes on."""
+    from itm_lab.experiments.mine import mine_checkpoint
+
+    lists = mine_checkpoint(checkpoint, data, out, texts, images, part, megabytes)
+    (i, h_t), (c, h_i) = lists.texts.shape, lists.images.shape
+    typer.echo(f"{out}: {h_t} captions for each of {i} images, {h_i} images for each of {c} captions")
+
+
+@app.command()
+def export(
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a module is stale.")] = False,
+) -> None:
+    """Copy the chapters' `#| export` cells to itm_utils/models/."""
+    from itm_lab.publish import export as exporter
+
+    root = Paths.find().root
+    if not check:
+        for path in exporter.export(root):
+            typer.echo(f"{path.relative_to(root)}: {'written' if path.exists() else 'removed'}")
+        return
+    stale = exporter.stale_modules(root, exporter.render_all(root))
+    for path, difference in sorted(stale.items()):
+        typer.echo(f"{path.relative_to(root)}: stale, {difference}: run `itm export`", err=True)
+    raise typer.Exit(bool(stale))
+
+
+@app.command(name="run")
+def run_recipes(
+    recipes: Annotated[list[str] | None, typer.Argument(help="Recipes, by name or file.")] = None,
+    parameter: Annotated[list[str] | None, typer.Option("-p", help="name=value, over the recipe's.")] = None,
+    table: Annotated[str, typer.Option(help="All rows of a table and their ensembles, e.g. scan/table_1.")] = "",
+    seeds: Annotated[str, typer.Option(help="e.g. 0-4; otherwise the recipe's.")] = "",
+    search: Annotated[list[str] | None, typer.Option(help="name=a,b,c: each value alone, judged on dev.")] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(help="name=a,b: every combination, on dev; seeds 100, 101, …")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only the plan: arithmetic, memory, disk, hours.")] = False,
+    gpu: Annotated[str, typer.Option(help="The GPU that a plan is for.")] = "RTX 3090",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="With --dry-run: hours on this machine, from a few timed steps.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
+    receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
+) -> None:
+    """Run recipes with papermill to a receipt each. Called again after an interruption, it goes on."""
+    from itm_lab.experiments import cost as planner
+    from itm_lab.experiments import runner
+    from itm_lab.experiments.ensembles import run_ensembles
+
+    root = Paths.find().root
+    planned = planner.plan(root, recipes or [], table, seeds, parameter or [], search or [], grid or [])
+    if show or dry_run:
+        plan = planner.described(planned, gpu, root / receipts, measure)
+        for line in map(runner.shown, planned) if show else plan:
+            typer.echo(line)
+        return
+    at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
+    failed = runner.run_jobs(planned, root / receipts, at_a_time)
+    if not failed and not search and not grid:
+        for line in runner.table_of(root / receipts, run_ensembles(planned, root / receipts)):
+            typer.echo(line)
+    if receipts != Path("receipts"):
+        for line in runner.compared(root / receipts, root / "receipts"):
+            typer.echo(line)
+    raise typer.Exit(bool(failed))
+
+
+@app.command()
+def ensemble(
+    variant: Annotated[str, typer.Argument(help="Name of the ensemble.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    receipts: Annotated[Path, typer.Option(help="Where the receipt goes.")] = Path("receipts"),
+) -> None:
+    """Average the scores of finished runs and write the receipt of the mean."""
+    from itm_lab.experiments.ensembles import ensemble_of
+
+    ensemble_of(folders, variant, Paths.find().root / receipts)
+
+
+@notebooks.command()
+def lint(
+    files: Annotated[list[str] | None, typer.Argument(help="Chapters or paths; all chapters if none.")] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Repair counts, metadata and cell ids.")] = False,
+) -> None:
+    """Check the rules every committed notebook keeps."""
+    from itm_lab.notebook_io import find_notebooks
+    from itm_lab.publish.notebook_lint import lint_file
+
+    findings = [text for path in find_notebooks(Paths.find().root, files or []) for text in lint_file(path, fix)]
+    for text in findings:
+        typer.echo(text, err=True)
+    raise typer.Exit(bool(findings))
+
+
+@notebooks.command()
+def run(
+    names: Annotated[list[str] | None, typer.Argument(help="Chapters, e.g. 01_vsepp; all if none.")] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Store the outputs in notebooks/.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Notebooks run at the same time.")] = 2,
+) -> None:
+    """Run chapters on the embedded data; copies under _build/ are kept while nothing changes."""
+    from itm_lab.publish.execute import run_notebooks
+
+    start = time.perf_counter()
+    failed = run_notebooks(Paths.find().root, names or [], in_place, jobs)
+    if failed:
+        typer.echo(f"failed: {', '.join(failed)}", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"notebooks: {time.perf_counter() - start:.0f} s")
+
+
+@notebooks.command()
+def launch(
+    folder: Annotated[Path, typer.Argument(help="Where the copies go.")],
+    repository: Annotated[str, typer.Option(help="Address of the repository the package is installed from.")],
+    ref: Annotated[str, typer.Option(help="Branch, tag or commit of it.")],
+) -> None:
+    """Write copies for launch buttons: no outputs, plain Markdown, a cell that installs the package."""
+    from itm_lab.publish.launch_copies import launch_copies
+
+    copies = launch_copies(Paths.find().root, folder, repository.rstrip("/"), ref)
+    typer.echo(f"{folder}: {len(copies)} notebooks")
+
+
+@notebooks.command()
+def student(
+    folder: Annotated[Path, typer.Argument(help="Where the copies go.")] = Path("_build/student"),
+) -> None:
+    """Write copies for a class, without solutions, answers and outputs."""
+    from itm_lab.publish.student_copies import student_copies
+
+    typer.echo(f"{folder}: {len(student_copies(Paths.find().root, folder))} notebooks")
+
+
+@book.command()
+def build(
+    executed: Annotated[bool, typer.Option("--executed", help="Show the copies run under _build/.")] = False,
+) -> None:
+    """Build _build/html/index.html; warnings are errors."""
+    from itm_lab.publish import build as builder
+
+    start = time.perf_counter()
+    if not builder.build(Paths.find().root, executed):
+        typer.echo("book: the build failed; the warnings stand above", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"pages: {time.perf_counter() - start:.0f} s; _build/html/index.html")

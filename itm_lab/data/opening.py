@@ -1,0 +1,59 @@
+"""Open the dataset of a run: its folder, its splits and its captions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from itm_utils.data.precomp import PrecompSplit, open_split
+from itm_utils.data.text_encoder import BertCaptions, bert_captions, load_text_encoder
+from itm_utils.errors import input_error
+
+
+def dataset_folder(dataset: str) -> Path:
+    """``scenes`` is the embedded dataset; all else is a folder."""
+    if dataset == "scenes":
+        from itm_lab.scenes import scenes_folder
+
+        return scenes_folder()
+    return Path(dataset)
+
+
+def open_splits(root: Path, evaluated: str) -> list[PrecompSplit]:
+    """Train, dev and the split that is judged. Features of another shape would fail only after the training."""
+    splits = [open_split(root, name) for name in ("train", "dev", evaluated)]
+    train, *others = (split.features for split in splits)
+    for other in others:
+        if other.shape[1:] != train.shape[1:]:
+            raise input_error(other.path, f"pictures of shape {other.shape[1:]}", f"{train.shape[1:]}, as in train")
+    return splits
+
+
+def part_of(split: PrecompSplit, part: float) -> PrecompSplit:
+    """The first pictures of a split, for runs on less data (parameter ``train_fraction``)."""
+    if not 0 < part <= 1:
+        raise input_error("train_fraction", repr(part), "a number above 0, at most 1")
+    return split if part == 1 else split.first(max(1, round(part * split.n_images)))
+
+
+def token_states(parameters: Mapping[str, Any]) -> Callable[[PrecompSplit], BertCaptions]:
+    """How a chapter that reads a frozen text encoder opens its captions: ``run.open(token_states(run.parameters))``.
+
+    Reads ``text_encoder``, ``text_layers`` (``"0,-1"``: these hidden layers side by side), ``token_dim`` (the width
+    that must come out) and, where the chapter has them, ``max_tokens`` and ``public_padding``.
+    """
+    try:
+        layers = tuple(int(number) for number in parameters["text_layers"].split(","))
+    except ValueError:
+        raise input_error("text_layers", repr(parameters["text_layers"]), "whole numbers such as 0,-1") from None
+    encoder = load_text_encoder(parameters["text_encoder"])
+    if (width := len(layers) * encoder.width) != parameters["token_dim"]:
+        found, hint = f"{len(layers)} layer(s) of {encoder.width} numbers", f"Set token_dim to {width}."
+        raise input_error(encoder.name, found, f"token_dim = {parameters['token_dim']}", hint)
+    if parameters.get("device") in ("auto", "cuda") and torch.cuda.is_available():
+        encoder.model.cuda()  # a processor takes hours for the captions of COCO
+    kept = {"max_tokens": parameters.get("max_tokens"), "padded": parameters.get("public_padding", False)}
+    return lambda split: bert_captions(split, encoder, layers, **kept)

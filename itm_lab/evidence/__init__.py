@@ -1,0 +1,1 @@
+"""From receipts to verdicts: statistics, rules applied, the ledger and its tables."""

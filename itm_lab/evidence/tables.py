@@ -1,0 +1,95 @@
+"""What chapters print beside their own runs: lab receipts, searches on dev, rows of published tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from itm_lab.evidence.statistics import Interval, seed_interval
+from itm_lab.paths import Paths
+from itm_lab.records.receipts import read_receipt, variant_receipts
+
+
+def lab_table(
+    variants: Mapping[str, str], seeds: Iterable[int] = range(5, 8), metric: str = "rsum", dataset: str = "scenes"
+) -> dict[str, Interval]:
+    """Print one line an arm: its mean over these seeds with Student's interval; return what was printed.
+
+    arms: arm → chapter that trains it. An arm without receipts of all these seeds is printed as not run, and is left
+    out of what is returned.
+    """
+    wanted, rows = set(seeds), {}
+    room = max(map(len, variants))
+    for variant, chapter in variants.items():
+        found = [receipt for receipt in variant_receipts(chapter, variant, dataset) if receipt["seed"] in wanted]
+        if len(found) < len(wanted):
+            print(f"{variant:{room}}  not run yet ({len(found)} of {len(wanted)} seeds)")
+            continue
+        rows[variant] = seed_interval([receipt["metrics"][metric]["value"] for receipt in found])
+        models = "two models" if found[0]["models"] == 2 else "one model"
+        print(
+            f"{variant:{room}}  {metric} {rows[variant].value:5.1f}  [{rows[variant].low:.1f}, {rows[variant].high:.1f}]  {models}"
+        )
+    return rows
+
+
+def search_table(
+    chapter: str, variants: Iterable[str], parameter: str = "learning_rate", dataset: str = "scenes"
+) -> None:
+    """Print what a search on dev found: for each arm the tried values of one parameter and the mean rsum of each."""
+    receipts = [
+        read_receipt(path) for path in sorted((Paths.find().receipts / chapter / "search").glob(f"*_{dataset}_s*.json"))
+    ]
+    room = max(map(len, variants))
+    for variant in variants:
+        tried = {}
+        for receipt in receipts:
+            value = receipt["parameters"][parameter]
+            if receipt["variant"] in (variant, f"{variant} {parameter}={value}"):
+                tried.setdefault(value, []).append(receipt["metrics"]["rsum"]["value"])
+        told = [f"{v:g}: {sum(x) / len(x):.1f}" + f" ({len(x)} seeds)" * (len(x) > 1) for v, x in sorted(tried.items())]
+        print(f"{variant:{room}} ", "  ".join(told) or "none")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of a published table. place: paper and table. photos: dataset and size of the test. row: all it prints."""
+
+    place: str
+    photos: str
+    row: dict[str, Any]
+
+    @property
+    def rsum(self) -> float | None:
+        return self.row.get("rsum_computed")
+
+    @property
+    def recalls(self) -> list[float | None]:
+        """R@1, R@5, R@10 from image to text, then from text to image; None where nothing is printed."""
+        return [self.row.get(f"{way}_r{k}") for way in ("i2t", "t2i") for k in (1, 5, 10)]
+
+
+def published_rows(method: str, plain: bool = True) -> Iterator[Published]:
+    """Rows of a method in the tables of the four papers; none where the book's data is not at hand.
+
+    plain: only the method itself, without the losses and constraints that a paper adds to it and without its variants.
+    """
+    paths = Paths.find_or_none()
+    if paths is None or not paths.published_tables.is_file():
+        return
+    for paper, content in yaml.safe_load(paths.published_tables.read_text(encoding="utf-8"))["papers"].items():
+        for table, body in content["tables"].items():
+            for block in body.get("blocks", ()):
+                size = "5K" if "5K" in block["protocol"] else "1K"
+                for row in block.get("rows", ()):
+                    if row["method"] == method and not (plain and _is_changed(row)):
+                        name = f"{paper} {table}".replace("_", " ").replace("CCR CCS", "CCR/CCS")
+                        yield Published(name, f"{block['dataset']} {size}", row)
+
+
+def _is_changed(row: Mapping[str, Any]) -> bool:
+    added = (row.get("training", "online triplet"), row.get("constraints", "none"))
+    return "variant" in row or added != ("online triplet", "none")

@@ -1,0 +1,381 @@
+"""Run recipes: each run is one papermill call, can be interrupted, and leaves a receipt.
+
+Nothing is hidden in here: ``itm run --print`` shows the papermill command of every run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from itm_lab.data.opening import dataset_folder, open_splits
+from itm_lab.evidence.statistics import seed_interval
+from itm_lab.experiments.recipes import Recipe, read_recipe
+from itm_lab.notebook_io import KERNEL_ENVIRONMENT
+from itm_lab.records.parameters import settings_of
+from itm_lab.records.receipts import read_evidence, read_receipt, receipt_path, write_receipt
+from itm_utils.data.vocabulary import Vocabulary
+from itm_utils.errors import ItmError, input_error
+from itm_utils.progress import interactive
+
+RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
+SEARCH_SEED = 100  # settings are chosen with a seed that no table uses
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run of one recipe. parameters: all of the notebook, as they will be."""
+
+    recipe: Recipe
+    parameters: dict[str, Any]
+
+    @property
+    def root(self) -> Path:
+        """The repository: relative folders count from here, and papermill runs here."""
+        return self.recipe.notebook.parents[1]
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.parameters["run_dir"]
+
+    @property
+    def folders(self) -> set[Path]:
+        """What it writes to or reads from: its own, and those it shares with other runs (``{seed}`` is in their names)."""
+        named = [value for value in self.parameters.values() if isinstance(value, str) and "{seed}" in value]
+        return {self.folder, *(self.root / value.format(seed=self.seed) for value in named)}
+
+    def must_wait_for(self, others: Iterable[Job]) -> bool:
+        """A stage that runs share is trained by one of them at a time, and a run that is built on comes first."""
+        theirs = {folder for other in others for folder in other.folders}
+        return any(a == b or a in b.parents or b in a.parents for a in self.folders for b in theirs)
+
+    @property
+    def data(self) -> Path:
+        name = self.parameters["dataset"]
+        return dataset_folder(name if name == "scenes" else str(self.root / name))
+
+    @property
+    def seed(self) -> int:
+        return self.parameters["seed"]
+
+    @property
+    def label(self) -> str:
+        return f"{self.recipe.chapter}, {self.parameters['variant']}, seed {self.seed}"
+
+    def command(self) -> list[str]:
+        """The papermill call: the recipe, and what differs from it."""
+        differing = {k: v for k, v in self.parameters.items() if self.recipe.values().get(k) != v}
+        options = [word for name, value in differing.items() for word in (_flag(value), name, str(value))]
+        output = Path(self.parameters["run_dir"]) / f"{self.recipe.chapter}.ipynb"
+        notebook, recipe = (os.path.relpath(path, self.root) for path in (self.recipe.notebook, self.recipe.path))
+        # What the notebook prints goes to the log; the executed copy is saved twice a minute, not after every cell.
+        quiet = ["--log-output", "--no-progress-bar", "--no-request-save-on-cell-execute"]
+        return ["papermill", notebook, str(output), "-f", recipe, *options, *quiet]
+
+    @cached_property
+    def facts(self) -> Facts:
+        return read_data(self.data, self.parameters["evaluate_on"])
+
+    @property
+    def steps(self) -> int:
+        """Training steps, for the bar; a chapter with a second stage says ``inter_epochs`` and ``inter_batch_size``."""
+        given, stages = self.parameters, ("", "inter_") if "inter_epochs" in self.parameters else ("",)
+        return sum(given[f"{s}epochs"] * (self.facts.captions // given[f"{s}batch_size"]) for s in stages)
+
+    def steps_done(self) -> int:
+        """What the log of its training says."""
+        logs = sorted(self.folder.rglob("log.jsonl"), key=lambda path: path.stat().st_mtime)
+        lines = logs[-1].read_text(encoding="utf-8").splitlines() if logs else []
+        try:
+            return int(json.loads(lines[-1])["step"]) if lines else 0
+        except (ValueError, KeyError):  # the last line is being written
+            return 0
+
+
+def make_jobs(recipe: Recipe, seeds: list[int] | None, overrides: dict[str, Any]) -> list[Job]:
+    """One job a seed, each in a folder of its own."""
+    jobs = []
+    for seed in seeds if seeds is not None else [recipe.values(overrides)["seed"]]:
+        values = recipe.values(overrides) | {"seed": seed}
+        base = Path(values["run_dir"] or f"runs/{recipe.name}")
+        other = added_name(recipe, values["variant"]).replace(" ", "-")
+        values["run_dir"] = str(base / "-".join(part for part in (other, f"s{seed}") if part))
+        jobs.append(Job(recipe, values))
+    return jobs
+
+
+def added_name(recipe: Recipe, variant: str) -> str:
+    """What the name of a run has besides that of its recipe: the settings that differ."""
+    return variant.removeprefix(recipe.values()["variant"]).strip()
+
+
+def search_jobs(recipe: Recipe, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
+    """Each choice alone, everything else as in the recipe, on dev with a seed of its own."""
+    jobs = []
+    for name, values in choices.items():
+        for value in values:
+            jobs += make_jobs(recipe, [SEARCH_SEED], overrides | {name: value, "evaluate_on": "dev"})
+    return jobs
+
+
+def grid_jobs(recipe: Recipe, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
+    """Every combination of the choices, on dev, each with a seed of its own: the last choice changes first.
+
+    As many runs of something without choices are thus as many throws of the same dice, and a yardstick for the best.
+    """
+    jobs = []
+    for number, values in enumerate(product(*choices.values())):
+        chosen = overrides | dict(zip(choices, values, strict=True)) | {"evaluate_on": "dev"}
+        jobs += make_jobs(recipe, [SEARCH_SEED + number], chosen)
+    return jobs
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run asks of its data. captions: of train. identity: what a receipt says of the evaluated split."""
+
+    captions: int
+    identity: dict[str, str]
+    images: int
+
+
+@cache
+def read_data(folder: Path, evaluated: str) -> Facts:
+    """The data is there, can be read and fits together; all runs on it share one reading."""
+    train, _, split = open_splits(folder, evaluated)
+    Vocabulary.of_folder(folder)
+    return Facts(train.n_captions, split.identity(), split.n_images)
+
+
+def expected_receipt(job: Job, results: Path, variant: str = "") -> Path:
+    """Where the receipt of a job, or of the ensemble it is a member of, goes."""
+    identity = job.facts.identity
+    protocol = "5K" if identity["split"] == "testall" and job.facts.images == 5000 else "all"
+    described = {"chapter": job.recipe.chapter, "variant": variant or job.parameters["variant"], "seed": job.seed}
+    return receipt_path(described | {"dataset": identity, "protocol": protocol}, results)
+
+
+def is_finished(job: Job, results: Path) -> bool:
+    """Whether its receipt is there; one with other settings or data under the same name is an error."""
+    path = expected_receipt(job, results)
+    if not path.exists():
+        return False
+    known = read_receipt(path)
+    for name, wanted in (("dataset", job.facts.identity), ("parameters", settings_of(job.parameters))):
+        if known[name] != wanted:
+            hint = "Move it away, or give this run another name with -p arm=…"
+            raise input_error(path, f"a receipt with other {name}", "none, or one of this very run", hint)
+    return True
+
+
+def check_names(jobs: list[Job], results: Path) -> None:
+    """Every run has a receipt of its own: the second of one name could not be written, after all its training."""
+    taken: dict[Path, Job] = {}
+    for job in jobs:
+        path = expected_receipt(job, results)
+        if path in taken:
+            found = f"the receipt of two runs, of {taken[path].recipe.name} and of {job.recipe.name}"
+            raise input_error(
+                path, found, "one run of this name", "Start them one by one, each with -p arm=… of its own."
+            )
+        taken[path] = job
+
+
+def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
+    """Run what is not finished, a few side by side; returns the jobs that failed."""
+    check_names(jobs, results)
+    waiting = []
+    for job in jobs:
+        if is_finished(job, results):
+            tqdm.write(f"{job.label}: receipt is there, kept")
+        elif is_finished(job, job.folder):  # it ended, and the interruption came before its receipt was collected
+            collect(job, results)
+        else:
+            waiting.append(job)
+    total = sum(job.steps for job in waiting)
+    failed, running = [], {}
+    bar = tqdm(total=total, unit="step", disable=not interactive())
+    try:
+        done = 0
+        while waiting or running:
+            for job in next_jobs(waiting, running, at_a_time):
+                waiting.remove(job)
+                try:
+                    running[job] = start(job)
+                except (ItmError, OSError) as error:
+                    tqdm.write(f"{job.label}: not started: {error}", file=sys.stderr)
+                    failed.append(job)
+            time.sleep(0.5)
+            bar.n = done + sum(job.steps_done() for job in running)
+            bar.refresh()
+            for job in [job for job, process in running.items() if process.poll() is not None]:
+                process = running.pop(job)
+                done += job.steps
+                if not finish(job, process, results):
+                    failed.append(job)
+    except KeyboardInterrupt:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+        raise ItmError("interrupted; the same command goes on from the last checkpoints") from None
+    finally:
+        bar.close()
+    return failed
+
+
+def next_jobs(waiting: list[Job], running: Iterable[Job], at_a_time: int) -> list[Job]:
+    """Those that may start now, in their order; one that shares a folder with another before it waits."""
+    before, chosen = list(running), []
+    free = at_a_time - len(before)
+    for job in waiting:
+        if len(chosen) < free and not job.must_wait_for(before):
+            chosen.append(job)
+        before.append(job)
+    return chosen
+
+
+def as_planned(job: Job) -> list[str]:
+    """The papermill call that gives a run what was planned, whatever became of its recipe while it waited."""
+    now = read_recipe(job.root, job.recipe.path)
+    if now.values() != job.recipe.values():
+        tqdm.write(f"{job.label}: {job.recipe.path.name} has changed since this command began; the run is as planned")
+    return Job(now, job.parameters).command()
+
+
+def start(job: Job) -> subprocess.Popen:
+    """Start papermill; all it says goes to a log beside the checkpoints."""
+    command = as_planned(job)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=job.root,
+            env=environment_of(job),
+        )
+
+
+def environment_of(job: Job) -> dict[str, str]:
+    """That of an executed chapter, less what would hold a long run back."""
+    left_out = ["HF_HUB_OFFLINE"]  # BERT comes from the model hub, unless the user says otherwise
+    if job.parameters["device"] != "cpu":  # one thread each is for runs that share a processor
+        left_out += [name for name in KERNEL_ENVIRONMENT if name.endswith("_NUM_THREADS")]
+    return os.environ | {name: value for name, value in KERNEL_ENVIRONMENT.items() if name not in left_out}
+
+
+def finish(job: Job, process: subprocess.Popen, results: Path) -> bool:
+    """Collect the receipts of a run, or say why there are none."""
+    log = job.folder / "papermill.log"
+    if process.returncode:
+        lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+        tqdm.write(f"{job.label}: failed: {lines[-1] if lines else 'no output'}\n  log: {log}", file=sys.stderr)
+        return False
+    try:
+        collect(job, results)
+    except (ItmError, OSError) as error:  # others may still be training
+        tqdm.write(f"{job.label}: failed: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def collect(job: Job, results: Path) -> None:
+    """Bring the receipts that a run left in its folder to the others; one on dev may have those on test beside it."""
+    wanted = job.parameters["variant"], job.seed, job.facts.identity["split"]
+    for path in sorted((job.folder / job.recipe.chapter).rglob("*.json")):
+        receipt = read_receipt(path)
+        if (receipt["variant"], receipt["seed"], receipt["dataset"]["split"]) == wanted:
+            evidence = read_evidence(path) if receipt["ranks"] else None
+            write_receipt(receipt, results, evidence)
+            tqdm.write(line_of(receipt))
+
+
+def line_of(receipt: dict[str, Any]) -> str:
+    """One receipt as one line of a table."""
+    rsum, data = receipt["metrics"]["rsum"], receipt["dataset"]
+    spread = f" [{rsum['low']:.1f}, {rsum['high']:.1f}]" if "low" in rsum else ""
+    kind = "" if receipt["models"] == 1 else f", ensemble of {receipt['models']}"
+    where = f"{data['name']} {data['split']} ({receipt['protocol']}{kind})"
+    return f"{receipt['variant']}, seed {receipt['seed']}: rsum {rsum['value']:.1f}{spread} on {where}, {receipt['run']['seconds']:.0f} s"
+
+
+class Row(NamedTuple):
+    """What stands in a row of a table. dataset: as receipts identify it, with its split."""
+
+    chapter: str
+    variant: str
+    dataset: dict[str, str]
+
+    def receipts(self, results: Path) -> list[dict[str, Any]]:
+        """Of every seed and protocol."""
+        one = receipt_path(self._asdict() | {"protocol": "all", "seed": 0}, results)
+        beginning = one.name.removesuffix("_s0.json")
+        paths = [path for path in sorted(one.parent.glob("*.json")) if path.name.startswith(beginning)]
+        known = [read_receipt(path) for path in paths]
+        return [
+            receipt for receipt in known if (receipt["variant"], receipt["dataset"]) == (self.variant, self.dataset)
+        ]
+
+
+def table_of(results: Path, wanted: list[Row]) -> Iterator[str]:
+    """Some rows as a table: the mean over seeds, and for rsum its interval over them."""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in wanted:
+        place = row.dataset["name"] + (" dev" if row.dataset["split"] == "dev" else "")
+        for receipt in row.receipts(results):
+            found[row.chapter, row.variant, place, receipt["protocol"]].append(receipt)
+    if found:
+        yield f"{'':36}  i2t R@1   R@5  R@10   t2i R@1   R@5  R@10    rsum"
+    for (_, variant, place, protocol), receipts in found.items():
+        means = [np.mean([receipt["metrics"][name]["value"] for receipt in receipts]) for name in RECALLS]
+        rsum = [receipt["metrics"]["rsum"]["value"] for receipt in receipts]
+        spread = f" [{seed_interval(rsum).low:.1f}, {seed_interval(rsum).high:.1f}]" if len(rsum) > 1 else ""
+        cells = "{:9.1f}{:6.1f}{:6.1f}{:10.1f}{:6.1f}{:6.1f}".format(*means)
+        seeds = f"{len(rsum)} seed{'s' if len(rsum) > 1 else ''}"
+        yield f"{variant:28} {receipts[0]['models']} model{cells}{np.mean(rsum):8.1f}{spread}  {place} {protocol}, {seeds}"
+
+
+def compared(results: Path, committed: Path) -> Iterator[str]:
+    """How far receipts made here lie from those that came with the book."""
+    differences = {}
+    for path in sorted(results.glob("*/*.json")):
+        other = committed / path.relative_to(results)
+        if other.exists():
+            values = [read_receipt(one)["metrics"]["rsum"]["value"] for one in (path, other)]
+            differences[path.stem] = abs(values[0] - values[1])
+    if differences:
+        worst = max(differences, key=differences.get)
+        same = sum(difference == 0 for difference in differences.values())
+        yield f"{same} of {len(differences)} runs gave exactly the rsum of the committed receipts"
+        yield f"the largest difference is {differences[worst]:.2f} ({worst})"
+
+
+def _flag(value: Any) -> str:
+    """How papermill's command line is given a value: raw if it is text that would be taken for something else."""
+    if not isinstance(value, str):
+        return "-p"
+    try:
+        float(value)
+    except ValueError:
+        return "-r" if value in ("True", "False", "None") else "-p"
+    return "-r"
+
+
+def shown(job: Job) -> str:
+    """The command of a job, to be pasted into a shell."""
+    return shlex.join(job.command())

@@ -1,0 +1,1 @@
+"""Reference cases of public implementations, and adapters for their checkpoints."""

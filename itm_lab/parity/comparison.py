@@ -1,0 +1,189 @@
+"""What golden cases and models have to say to each other: names, batches, differences. ``itm_lab.parity.reference_cases`` runs them.
+
+A case is a pair of files, ``<case>.json`` (model, options) and ``<case>.npz`` (``in.*`` inputs, ``w.*`` public weights,
+``mid.*`` and ``out.*`` what the public code gave). The module ``itm_utils.models.<model>`` supplies a matcher with
+``PUBLIC_NAMES`` (public name prefixes → ours) and ``from_public``, and may supply ``public_values(model, arrays)`` for
+the ``mid.*`` keys, and ``compare_case(table, about, arrays)`` for cases of its own kind: it returns True where it has
+compared everything.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from itm_utils.errors import ItmError, input_error
+from itm_utils.matcher import ImageBatch, Matcher, Scores, TextBatch
+from itm_utils.metrics.retrieval import Direction, evaluate_folds, five_captions_each, retrieval_ranks, summarise
+
+Arrays = Mapping[str, np.ndarray]
+# Absolute for scores and intermediate values; relative to the largest entry for the rest.
+TOLERANCES = {"values": 2e-5, "losses": 2e-5, "gradients": 2e-4, "after five steps": 2e-3, "metrics": 0.0}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The largest difference in one kind of quantity of one case, and where it was found."""
+
+    case: str
+    kind: str
+    difference: float
+    compared: int
+    worst: str
+
+    @property
+    def ok(self) -> bool:
+        return self.difference <= TOLERANCES[self.kind]  # false for NaN
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.ok else f"BEYOND at {self.worst}"
+        allowed = f"{self.difference:8.1e} of {TOLERANCES[self.kind]:.0e}"
+        return f"{self.case:44} {self.kind:16} {allowed} {self.compared:5} arrays  {verdict}"
+
+
+class Table:
+    """Collects differences by kind."""
+
+    def __init__(self, case: str) -> None:
+        self.case = case
+        self.found: dict[str, list[tuple[float, str]]] = {}
+
+    def add(self, kind: str, name: str, ours: Any, theirs: Any, relative: bool = False) -> None:
+        ours, theirs = _numbers(ours), _numbers(theirs)
+        if theirs.shape == (*ours.shape, 1):  # a convolution over single positions is a linear map
+            theirs = theirs[..., 0]
+        if ours.shape != theirs.shape:
+            raise input_error(self.case, f"{name} of shape {ours.shape}", f"shape {theirs.shape}")
+        scale = max(np.abs(theirs).max(initial=0.0), 1e-6) if relative else 1.0
+        # np.max passes NaN on, and a NaN is beyond every tolerance
+        self.found.setdefault(kind, []).append((float(np.max(np.abs(ours - theirs), initial=0.0) / scale), name))
+
+    def rows(self) -> list[Row]:
+        rows = []
+        for kind, found in self.found.items():
+            difference, worst = max(found, key=lambda item: (np.isnan(item[0]), item[0]))
+            rows.append(Row(self.case, kind, difference, len(found), worst))
+        return rows
+
+
+def model_module(name: str, where: str | Path) -> ModuleType:
+    """The chapter's module of a model, or a clear word that there is none. ``aoq_variants`` are cases of ``aoq``."""
+    try:
+        return importlib.import_module(f"itm_utils.models.{name.removesuffix('_variants')}")
+    except ModuleNotFoundError as error:
+        raise input_error(where, f"model {name!r}", "a model that a chapter of this book exports") from error
+
+
+def public_class(module: ModuleType) -> type[Matcher]:
+    """The matcher of a module that can be built from public weights."""
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, Matcher) and "PUBLIC_NAMES" in vars(value):
+            return value
+    raise ItmError(f"{module.__name__} exports no matcher with PUBLIC_NAMES")
+
+
+def our_name(matcher: type[Matcher], public: str) -> str:
+    """Our name of a public parameter: the longest prefix that the class maps is replaced."""
+    prefixes = [prefix for prefix in matcher.PUBLIC_NAMES if public == prefix or public.startswith(prefix + ".")]
+    if not prefixes:
+        raise input_error("public weights", f"the name {public}", f"one that {matcher.__name__} maps")
+    prefix = max(prefixes, key=len)
+    return matcher.PUBLIC_NAMES[prefix] + public.removeprefix(prefix)
+
+
+def batches(arrays: Arrays) -> tuple[ImageBatch, TextBatch]:
+    """The inputs of a case as a matcher receives them."""
+    regions = torch.from_numpy(arrays["in.images"])
+    regions = regions[:, None, :] if regions.dim() == 2 else regions
+    mask = torch.ones(regions.shape[:2], dtype=torch.bool)
+    lengths = torch.from_numpy(arrays["in.lengths"])
+    boxes = torch.from_numpy(arrays["in.boxes"]) if "in.boxes" in arrays else None
+    images = ImageBatch(regions=regions, mask=mask, ids=torch.arange(len(regions)), boxes=boxes)
+    captions = {"features": "in.text"} if "in.text" in arrays else {"words": "in.tokens"}
+    tokens = {name: torch.from_numpy(arrays[key]) for name, key in captions.items()}
+    return images, TextBatch(lengths=lengths, ids=torch.arange(len(lengths)), **tokens)
+
+
+def all_scores(model: Matcher, arrays: Arrays) -> Scores:
+    """(images, captions) scores of a case, inside the graph."""
+    images, texts = batches(arrays)
+    return model.score(model.encode_images(images), model.encode_texts(texts))
+
+
+def compare_gradients(table: Table, model: Matcher, arrays: Arrays, prefix: str, loss: Tensor) -> None:
+    """Gradients of a loss, each relative to its largest entry, or to a hundredth of the largest of all.
+
+    The second bound is for gradients that are zero in theory, such as those of key biases: what is left is noise.
+    """
+    model.zero_grad()
+    loss.backward(retain_graph=True)  # several losses of a case may share a graph
+    ours = dict(model.named_parameters())
+    expected = {key: array for key, array in arrays.items() if key.startswith(prefix)}
+    floor = max(1e-6, 0.01 * max(np.abs(array).max() for array in expected.values()))
+    for key, array in expected.items():
+        gradient = ours[our_name(type(model), key.removeprefix(prefix))].grad
+        scale = max(float(np.abs(array).max()), floor)
+        table.add("gradients", key, gradient / scale, array / scale)
+
+
+def compare_metrics(table: Table, arrays: Arrays) -> None:
+    """Ranks and recalls from a stored matrix, or from one that a recipe describes."""
+    if "in.seeds" in arrays:
+        for fold, seed in enumerate(arrays["in.seeds"]):
+            parts = {key: arrays[f"out.fold_{key}"][fold] for key in ("i2t", "t2i")}
+            _compare_ranks(table, recipe_matrix(arrays, int(seed)), parts, f"fold {fold} ")
+        return
+    sims = arrays.get("in.sims", arrays.get("out.sims"))
+    sims = recipe_matrix(arrays, int(arrays["in.seed"])) if sims is None else sims
+    prefix = "out.full_" if "out.full_i2t" in arrays else "out."
+    _compare_ranks(table, sims, {key: arrays[prefix + key] for key in ("i2t", "t2i")}, "")
+    if "out.i2t_ranks" in arrays:
+        ranks = retrieval_ranks(Scores.same(sims), five_captions_each(len(sims)))
+        table.add("metrics", "out.i2t_ranks", ranks.i2t, arrays["out.i2t_ranks"])
+        table.add("metrics", "out.t2i_ranks", ranks.t2i, arrays["out.t2i_ranks"])
+    if "out.rsum" in arrays:
+        total = summarise(retrieval_ranks(Scores.same(sims), five_captions_each(len(sims))), "all").rsum
+        table.add("metrics", "out.rsum", np.float32(total), arrays["out.rsum"])
+    if "out.mean_i2t" in arrays:
+        mean = evaluate_folds(Scores.same(sims), five_captions_each(len(sims)))
+        for key in ("i2t", "t2i"):
+            table.add("metrics", f"out.mean_{key}", _five(getattr(mean, key)), arrays[f"out.mean_{key}"])
+
+
+def recipe_matrix(arrays: Arrays, seed: int) -> np.ndarray:
+    """The matrix that a recipe case describes: (n, 5n), all entries distinct and exact in float32."""
+    n, power = int(arrays["in.n_images"]), int(arrays["in.power"])
+    total = 5 * n * n
+    rng = np.random.RandomState(seed)
+    x = rng.permutation(total).astype(np.float64).reshape(n, 5 * n)
+    v = rng.rand(5 * n)
+    w = np.multiply.reduce([v] * power)
+    columns = np.arange(5 * n)
+    x[columns // 5, columns] = total - (total / 2) * w
+    ranks = np.empty(total, dtype=np.float32)
+    ranks[np.argsort(x.ravel(), kind="stable")] = np.arange(total, dtype=np.float32)
+    return ranks.reshape(n, 5 * n)
+
+
+def _compare_ranks(table: Table, sims: np.ndarray, expected: Mapping[str, np.ndarray], where: str) -> None:
+    result = summarise(retrieval_ranks(Scores.same(sims), five_captions_each(len(sims))), "all")
+    for key in ("i2t", "t2i"):
+        table.add("metrics", f"{where}{key}", _five(getattr(result, key)), expected[key])
+
+
+def _five(direction: Direction) -> np.ndarray:
+    """In float32, in which the golden numbers are stored: a difference of zero then means equal."""
+    numbers = (direction.r1, direction.r5, direction.r10, direction.median_rank, direction.mean_rank)
+    return np.array(numbers, dtype=np.float32)
+
+
+def _numbers(value: Any) -> np.ndarray:
+    return (value.detach().numpy() if isinstance(value, Tensor) else np.asarray(value)).astype(np.float64)

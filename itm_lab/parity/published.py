@@ -1,0 +1,70 @@
+"""Load the checkpoints that the public repositories distribute, without running anything that is inside them."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from itm_lab.parity.comparison import model_module, public_class
+from itm_utils.data.batches import WordCaptions
+from itm_utils.data.precomp import open_split
+from itm_utils.data.vocabulary import Vocabulary
+from itm_utils.errors import input_error
+from itm_utils.metrics.retrieval import Retrieval, coco_protocol, evaluate, evaluate_folds
+from itm_utils.scoring import score_split
+
+# The state dictionaries of a public checkpoint, in this order; SGRAF has the third.
+ENCODERS = ("img_enc", "txt_enc", "sim_enc")
+
+
+def read_published(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights by public name, and the options the model was trained with."""
+    path = Path(path)
+    if not path.is_file():
+        raise input_error(path, "no such file", "a published checkpoint")
+    try:
+        # The options are an argparse.Namespace: plain values, and the one class that is let in.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        parts, options = content["model"], vars(content["opt"])
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = next((line.strip() for line in lines if "Unsupported global" in line), lines[0])
+        raise input_error(path, f"nothing that loads safely ({reason})", "a checkpoint with model and opt") from error
+    if not isinstance(parts, list | tuple) or len(parts) not in (2, 3):
+        found = f"{len(parts)} parts" if isinstance(parts, list | tuple) else f"a {type(parts).__name__}"
+        raise input_error(path, f"{found} under model", f"2 or 3 state dictionaries: {', '.join(ENCODERS)}")
+    weights = {}
+    for encoder, part in zip(ENCODERS, parts, strict=False):
+        for name, tensor in part.items():
+            weights[f"{encoder}.{name.removeprefix('module.')}"] = tensor  # "module.": trained on several GPUs
+    return weights, options
+
+
+def evaluate_published(
+    path: str | Path, model: str, data: str | Path, vocabulary: str | Path, split: str, folds: int = 1
+) -> Retrieval:
+    """Recalls of published weights on a dataset folder; 5 folds of COCO's ``testall`` are the papers' 1K."""
+    weights, options = read_published(path)
+    words = Vocabulary.load(vocabulary)
+    options.setdefault("vocab_size", len(words))
+    if options["vocab_size"] != len(words):
+        raise input_error(
+            vocabulary, f"{len(words)} words", f"{options['vocab_size']}, as {Path(path).name} was trained with"
+        )
+    opened = open_split(data, split)
+    if options.get("img_dim", opened.feature_dim) != opened.feature_dim:
+        expected = f"{options['img_dim']}, as {Path(path).name} was trained with"
+        raise input_error(opened.features.path, f"features of width {opened.feature_dim}", expected)
+    words.check_covers(opened.captions, opened.root / f"{split}_caps.txt")
+    matcher = public_class(model_module(model, path)).from_public(weights, options)
+    if torch.cuda.is_available():
+        matcher.cuda()
+    scores = score_split(matcher, opened, WordCaptions(opened, words))
+    result = evaluate(scores, opened.owner) if folds == 1 else evaluate_folds(scores, opened.owner, folds)
+    return coco_protocol(result, split) if split == "testall" else result

@@ -1,0 +1,74 @@
+"""``itm features`` and ``itm search``: from your own folder of photographs to a model that searches it.
+
+Heavy modules are imported inside the commands, so that ``itm --help`` is quick.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from itm_utils.errors import input_error
+
+app = typer.Typer()
+
+
+@app.command()
+def features(
+    photos: Annotated[Path, typer.Argument(help="A folder of photographs; folders inside it count too.")],
+    captions: Annotated[Path, typer.Option(help="CSV or TSV of file name and caption, or Flickr8k's token file.")],
+    out: Annotated[Path, typer.Option(help="The dataset folder to make.")],
+    split_sizes: Annotated[str, typer.Option(help="Proportions of train, dev and test.")] = "80,10,10",
+    split_list: Annotated[
+        list[str] | None, typer.Option(help="split=FILE with a name a line, for each split, instead of proportions.")
+    ] = None,
+    min_count: Annotated[int, typer.Option(min=1, help="How often a word must occur to be in the vocabulary.")] = 4,
+) -> None:
+    """Make a dataset of your own photographs. Called again after an interruption, it goes on."""
+    from itm_lab.data.disk import counted
+    from itm_lab.photos.extract import SKIPPED, extract
+    from itm_lab.photos.report import summary
+
+    made = extract(photos, captions, out, split_sizes, split_list, min_count)
+    for line in summary(made.remarks, str(made.folder / SKIPPED)):
+        typer.echo(line)
+    for split, (pictures, said) in made.splits.items():
+        typer.echo(f"{split}: {counted(pictures, 'picture')}, {counted(said, 'caption')}")
+    state = "was whole already, kept" if made.kept else "made"
+    typer.echo(f"{made.folder}: {state}; {made.words:,} words in the vocabulary")
+
+
+@app.command()
+def search(
+    query: Annotated[str, typer.Argument(help='A sentence: "two dogs on a beach".')] = "",
+    data: Annotated[str, typer.Option(help="The dataset folder to search in, or scenes.")] = ...,
+    model: Annotated[Path, typer.Option(help="The folder of a run, or one of its checkpoints.")] = ...,
+    image: Annotated[str, typer.Option(help="A picture of the split instead: which captions fit it?")] = "",
+    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
+    photos: Annotated[Path | None, typer.Option(help="The folder of the photographs, to show them.")] = None,
+    trained_on: Annotated[str, typer.Option(help="The run's own dataset folder, if it is not the one searched.")] = "",
+    top: Annotated[int, typer.Option(min=1, max=40, help="How many matches.")] = 8,
+    out: Annotated[Path, typer.Option(help="The contact sheet.")] = Path("sheet.png"),
+) -> None:
+    """Find the pictures that fit a sentence, or the captions that fit a picture, with a trained model."""
+    if bool(query.strip()) == bool(image):
+        found = "both" if image else "neither"
+        raise input_error("itm search", f"{found} of a sentence and --image", "one of the two")
+    from itm_lab.photos.answer import answer_image, answer_query
+    from itm_lab.photos.search import open_run, trained_here
+    from itm_lab.photos.sheet import check_place
+
+    check_place(out)  # before the work, not after it
+    opened = open_run(model, data, split, trained_on)
+    if not trained_here(opened):
+        typer.echo(f"note: {model} was trained on other pictures than the training split of {data}")
+    answer = answer_image(opened, image, photos, top, out) if image else answer_query(opened, query, photos, top, out)
+    for line in answer:
+        typer.echo(line)
+    typer.echo(out)
+
+
+if __name__ == "__main__":
+    app()

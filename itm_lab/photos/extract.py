@@ -1,0 +1,265 @@
+"""From a folder of photographs and a captions file to the precomputed format, in steps that can be interrupted.
+
+Everything is written to ``.<name>.unfinished`` beside the place it shall have. After each batch a note says how far it is
+safe; at the end the folder ``data`` in there gets its place in one step. So the place is empty or whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from filelock import FileLock, Timeout
+
+from itm_lab.data.disk import make_folder
+from itm_lab.photos.album import SPLITS, Photo, read_album, split_by_lists, split_by_lot
+from itm_lab.photos.appendable_npy import GrowingArray
+from itm_lab.photos.network import GRID, EfficientNetLite0, Network, cell_boxes
+from itm_lab.photos.pictures import UnreadableError, read_picture
+from itm_lab.photos.report import NOTE, PICTURE, Remark, as_text
+from itm_utils.data.precomp import open_split
+from itm_utils.data.vocabulary import SPECIAL, Vocabulary
+from itm_utils.errors import input_error
+from itm_utils.files import write_json, write_text
+from itm_utils.progress import bar
+
+BATCH = 16  # pictures that go through the network at once; it decides the last digits of the features
+FACTS, SKIPPED, STATE, DATA, VOCABULARY = "features.json", "skipped.txt", "state.json", "data", "photos_vocab.json"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What is in the folder now. splits: name → (pictures, captions). kept: it was whole already."""
+
+    folder: Path
+    splits: dict[str, tuple[int, int]]
+    words: int
+    remarks: list[Remark]
+    kept: bool = False
+
+
+def extract(
+    photos: Path,
+    captions: Path,
+    out: Path,
+    sizes: str = "80,10,10",
+    lists: list[str] | None = None,
+    least: int = 4,
+    network: Network | None = None,
+) -> Made:
+    """Write the features of every picture that has a caption. Called again after an interruption, it goes on.
+
+    sizes: proportions of train, dev and test; or lists: ``split=FILE`` for each of them. least: how often a word must
+    occur in train and dev to be in the vocabulary. network: EfficientNet-Lite0 unless another is given.
+    """
+    album = read_album(photos, captions)
+    splits = split_by_lists(album, lists) if lists else split_by_lot(album.photos, sizes)
+    network = network or EfficientNetLite0()
+    check_vocabulary(splits, least)
+    facts = facts_of(splits, network, least)
+    out = out if out.name not in ("", "..") else out.resolve()
+    _finished(out, facts)  # before anything is made
+    staging = out.parent / f".{out.name}.unfinished"
+    with _lock_run_dir(staging):
+        if (made := _finished(out, facts)) is None:
+            work = _Extraction(staging, splits, network, facts)
+            work.run()
+            made = work.finish(out, album.remarks, least)
+    shutil.rmtree(staging, ignore_errors=True)  # also what an interruption right at the end may have left
+    return made
+
+
+def facts_of(splits: dict[str, list[Photo]], network: Network, least: int) -> dict[str, Any]:
+    """Everything that decides the output: an interrupted call may only go on where all of it is the same.
+
+    Of the pictures that is every byte: one may change and keep its size. To read them is a hundredth of the work.
+    """
+    inputs = hashlib.sha256()
+    pairs = [(split, photo) for split, photos in splits.items() for photo in photos]
+    for split, photo in bar(pairs, "compare", "picture"):
+        inputs.update(json.dumps([split, photo.name, photo.digest(), photo.captions]).encode())
+    return {
+        "network": network.name,
+        "weights": network.fingerprint,
+        "pixels": network.side,
+        "grid": [GRID, GRID],
+        "width": network.width,
+        "batch": BATCH,
+        "least_count": least,
+        "inputs": inputs.hexdigest(),
+    }
+
+
+def check_vocabulary(splits: dict[str, list[Photo]], least: int) -> Vocabulary:
+    """The words of train and dev; none at all is an error before anything is computed."""
+    said = [caption for split in ("train", "dev") for photo in splits[split] for caption in photo.captions]
+    words = Vocabulary.build(said, least)
+    if len(words) == len(SPECIAL):
+        found = f"no word that occurs {least} times in {len(said)} captions"
+        raise input_error("--min-count", found, "a vocabulary", "Give a smaller number, or more captions.")
+    return words
+
+
+def _finished(out: Path, facts: dict[str, Any]) -> Made | None:
+    """What stands in ``out`` if it was made from the same inputs; anything else there is not touched."""
+    hint = "Give another --out, or move it away."
+    if out.is_symlink() and not out.exists():
+        raise input_error(out, "a symbolic link that leads nowhere or in a circle", "an empty place", hint)
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return None
+    if not (out / FACTS).is_file():
+        raise input_error(out, "a folder with other files" if out.is_dir() else "a file", "an empty place", hint)
+    try:
+        known = json.loads((out / FACTS).read_text(encoding="utf-8"))
+        splits = {split: (known["pictures"][split], known["captions"][split]) for split in SPLITS}
+        same = {name: known.get(name) for name in facts} == facts
+        said = [Remark(*line.split("\t")) for line in (out / SKIPPED).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise input_error(out / FACTS, f"no description of features ({error!r})", "an empty place", hint) from error
+    if not same:
+        raise input_error(out, "features of other pictures, captions or settings", "an empty place", hint)
+    return Made(out, splits, len(Vocabulary.of_folder(out)), said, kept=True)
+
+
+def _lock_run_dir(staging: Path) -> AbstractContextManager:
+    """One process a folder. The lock falls with the process, however it ends."""
+    make_folder(staging)
+    try:
+        return FileLock(staging / ".lock").acquire(timeout=0)
+    except Timeout:
+        raise input_error(staging, "that another process is writing it", "one at a time", "Wait for it.") from None
+
+
+@dataclass
+class State:
+    """The note. batches: that are safe. rows: of each split. remarks: on pictures so far. left_out: their names."""
+
+    facts: dict[str, Any]
+    batches: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+    remarks: list[list[str]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+class _Extraction:
+    """One call of :func:`extract`, under its lock."""
+
+    def __init__(self, staging: Path, splits: dict[str, list[Photo]], network: Network, facts: dict[str, Any]) -> None:
+        self.staging, self.data, self.splits, self.network = staging, staging / DATA, splits, network
+        self.state = self._resume(facts)
+        self.data.mkdir(exist_ok=True)
+        for half in self.data.glob(".*.tmp"):  # a file that was being written when the last call ended
+            half.unlink()
+        cells, rows = (GRID * GRID, network.width), self.state.rows
+        self.features = {s: GrowingArray(self.data / f"{s}_ims.npy", cells, "<f2", rows.get(s, 0)) for s in splits}
+        self.sizes = {s: GrowingArray(self.data / f"{s}_sizes.npy", (2,), "<i4", rows.get(s, 0)) for s in splits}
+
+    def _resume(self, facts: dict[str, Any]) -> State:
+        path = self.staging / STATE
+        if not path.exists():
+            return State(facts)
+        hint = f"Remove {self.staging} to start over."
+        try:
+            state = State(**json.loads(path.read_text(encoding="utf-8")))
+            noted = dict(state.facts)
+        except (ValueError, TypeError) as error:
+            raise input_error(path, f"a damaged note ({error})", "how far the last call came", hint) from error
+        for name, value in facts.items():
+            if noted.get(name) != value:
+                found = f"a call that was interrupted, with other {name}"
+                raise input_error(path, found, "the same pictures, captions and settings", hint)
+        return state
+
+    def run(self) -> None:
+        """All batches that are not safe yet. A batch never crosses from one split to another."""
+        batches = [
+            (split, photos[first : first + BATCH])
+            for split, photos in self.splits.items()
+            for first in range(0, len(photos), BATCH)
+        ]
+        done = self.state.batches
+        for number in bar(range(done, len(batches)), "features", "batch", initial=done, total=len(batches)):
+            self._batch(*batches[number])
+            self.state.batches = number + 1
+            write_json(self.staging / STATE, asdict(self.state))
+
+    def _batch(self, split: str, photos: list[Photo]) -> None:
+        """Read, look, append: rows first, the note about them (by the caller) after."""
+        pictures = []
+        for photo in photos:
+            try:
+                picture = read_picture(photo.path, self.network.side, squash=True)
+            except UnreadableError as reason:
+                self.state.left_out.append(photo.name)
+                self.state.remarks.append([PICTURE, photo.name, str(reason)])
+                continue
+            pictures.append(picture)
+            self.state.remarks += [[NOTE, photo.name, note] for note in picture.notes]
+        if pictures:
+            features = self.network(np.stack([picture.pixels for picture in pictures]))
+            self._check(features, len(pictures))
+            self.features[split].append(features)
+            self.sizes[split].append(np.array([picture.size for picture in pictures]))
+        self.state.rows[split] = self.features[split].rows
+
+    def _check(self, features: np.ndarray, pictures: int) -> None:
+        wanted = (pictures, GRID * GRID, self.network.width)
+        if features.shape != wanted or not np.isfinite(features.astype(np.float16)).all():
+            found = f"features of shape {features.shape}" if features.shape != wanted else "a NaN or infinity"
+            raise input_error(self.network.name, found, f"finite half-precision numbers of shape {wanted}")
+
+    def finish(self, out: Path, remarks: list[Remark], least: int) -> Made:
+        """Everything beside the features, then the last step: the folder gets its place."""
+        left_out = set(self.state.left_out)
+        read = {split: [p for p in photos if p.name not in left_out] for split, photos in self.splits.items()}
+        for split, photos in read.items():
+            if not photos:
+                _, first, why = next(remark for remark in self.state.remarks if remark[1] == self.splits[split][0].name)
+                found = f"none of {len(self.splits[split])} pictures readable (first: {first}, {why})"
+                hint = f"Repair or replace pictures, then remove {self.staging} to start over."
+                raise input_error(f"split {split}", found, "at least one that can be read", hint)
+            self._write_split(split, photos)
+        words = check_vocabulary(read, least)
+        words.save(self.data / VOCABULARY)
+        remarks = [*remarks, *(Remark(*parts) for parts in self.state.remarks)]
+        write_text(self.data / SKIPPED, as_text(remarks))
+        counts = {split: (len(photos), sum(len(p.captions) for p in photos)) for split, photos in read.items()}
+        versions = {"torch": torch.__version__, "pillow": PIL.__version__, "numpy": np.__version__}
+        numbers = {
+            what: {split: n[k] for split, n in counts.items()} for k, what in enumerate(("pictures", "captions"))
+        }
+        write_json(self.data / FACTS, {**self.state.facts, **numbers, "made_with": versions})
+        for split in read:
+            open_split(self.data, split)  # what our own reader refuses must not get its place
+        give_place(self.data, out)
+        return Made(out, counts, len(words), remarks)
+
+    def _write_split(self, split: str, photos: list[Photo]) -> None:
+        for array in (self.features[split], self.sizes[split]):
+            array.close()
+        np.save(self.data / f"{split}_boxes.npy", cell_boxes(np.load(self.data / f"{split}_sizes.npy")))
+        write_text(self.data / f"{split}_ids.txt", "".join(f"{photo.name}\n" for photo in photos))
+        write_text(self.data / f"{split}_caps.txt", "".join(f"{c}\n" for photo in photos for c in photo.captions))
+        counts = [len(photo.captions) for photo in photos]
+        # Without this file the reader takes equal numbers for granted, and with one a row it looks for repeated rows.
+        if len(set(counts)) > 1 or counts[0] == 1:
+            np.save(self.data / f"{split}_owners.npy", np.repeat(np.arange(len(photos)), counts))
+
+
+def give_place(folder: Path, out: Path) -> None:
+    """Bring every byte to the disk, then rename."""
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    if out.is_dir():
+        out.rmdir()  # it is empty: the check was made before
+    folder.rename(out)

@@ -1,0 +1,185 @@
+"""A contact sheet: the best matches, and what each word looked at in the first of them."""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+from itm_lab.photos.gallery import Gallery
+from itm_lab.photos.search import Found
+from itm_lab.photos.word_attention import WORDS_LOOK, Look, heat
+from itm_lab.scenes.show import GREY, add_box, new_figure
+from itm_utils.errors import input_error
+from itm_utils.figures import INK, PAPER, WEIGHTS
+from itm_utils.files import atomic
+
+MARK = "itm search"  # what a sheet says of itself, so that a later one may take its place
+WIDTH, MARGIN, GAP = 8.1, 0.15, 0.12  # inches
+HOT = "#d55e00"
+MOST_WORDS, LONGEST_NAME = 18, 26
+DPI = 120
+
+
+class Page:
+    """A figure that is filled from the top. Rows are laid out first; the page is as high as they need."""
+
+    def __init__(self, heights: Iterable[float]) -> None:
+        self.height = sum(heights) + 2 * MARGIN
+        self.figure = new_figure(WIDTH, self.height)
+        self.top = MARGIN  # inches from the upper edge that are used
+
+    def write(self, text: str, height: float, x: float = MARGIN, **style) -> None:
+        """One line of text in a row of the given height."""
+        y = 1 - (self.top + height / 2) / self.height
+        style = {"color": INK, "va": "center", "parse_math": False} | style  # a $ in a name is a $
+        self.figure.text(x / WIDTH, y, text, **style)
+        self.top += height
+
+    def axes(self, left: float, down: float, width: float, height: float) -> Axes:
+        """Axes in inches: ``left`` from the left edge, ``down`` from what is used so far."""
+        bottom = 1 - (self.top + down + height) / self.height
+        return self.figure.add_axes([left / WIDTH, bottom, width / WIDTH, height / self.height])
+
+    def columns(self, count: int) -> tuple[list[float], float]:
+        """Left edges and the width of so many columns."""
+        width = (WIDTH - 2 * MARGIN - (count - 1) * GAP) / count
+        return [MARGIN + k * (width + GAP) for k in range(count)], width
+
+
+def pictures_sheet(gallery: Gallery, query: str, found: Found, look: Look | None) -> Figure:
+    """The best pictures for a sentence, four in a row, then its words over the first of them."""
+    title, columns, tile = _lines(query, 85, 3), 4, 1.95
+    rows = -(-len(found.numbers) // columns)
+    page = Page([0.27 * len(title), rows * tile, _looks_height(look)])
+    for line in title:
+        page.write(line, 0.27, fontsize=12, weight="bold")
+    lefts, width = page.columns(columns)
+    for place, (image, score) in enumerate(zip(found.numbers, found.scores, strict=True)):
+        axes = page.axes(lefts[place % columns], 0.22, width, tile - 0.5)
+        show(axes, gallery, int(image))
+        axes.set_title(f"{place + 1}   {score:.3f}", loc="left", fontsize=9, color=INK, pad=3)
+        name = gallery.name(int(image))
+        name = name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"  # the end tells pictures apart
+        axes.set_xlabel(name, loc="left", fontsize=7.5, color=GREY, labelpad=3, parse_math=False)
+        if place % columns == columns - 1:
+            page.top += tile
+    page.top += tile if len(found.numbers) % columns else 0
+    _draw_looks(page, gallery, int(found.numbers[0]), look, "in the first picture")
+    return page.figure
+
+
+def captions_sheet(
+    gallery: Gallery, image: int, captions: Sequence[str], own: np.ndarray, found: Found, look: Look | None
+) -> Figure:
+    """A picture beside the captions that fit it best (● its own), then the words of the first over the picture.
+
+    captions: all of the split. own: (c,) True for those of the picture.
+    """
+    wrapped = [_lines(captions[number], 68, 2) for number in found.numbers]
+    listed = sum(0.12 + 0.19 * len(lines) for lines in wrapped)
+    page = Page([0.3, max(listed, 2.75), _looks_height(look)])
+    page.write(gallery.name(image), 0.3, fontsize=12, weight="bold")
+    show(page.axes(MARGIN, 0.05, 2.6, 2.6), gallery, image)
+    start = page.top
+    for number, score, lines in zip(found.numbers, found.scores, wrapped, strict=True):
+        left = 2.95
+        for k, line in enumerate(lines):
+            if k == 0:
+                mark, colour = ("●", "#009e73") if own[number] else ("○", GREY)
+                page.write(mark, 0, x=left, fontsize=9, color=colour, va="top")
+                page.write(f"{score:.3f}", 0, x=left + 0.2, fontsize=9, color=GREY, va="top")
+            page.write(line, 0, x=left + 0.75, fontsize=9, va="top")
+            page.top += 0.19
+        page.top += 0.12
+    page.top = start + max(listed, 2.75)
+    _draw_looks(page, gallery, image, look, "for the first caption")
+    return page.figure
+
+
+def show(axes: Axes, gallery: Gallery, image: int, boxes: bool = False) -> None:
+    """A picture, or a frame with its boxes where there is none to show."""
+    (width, height), pixels = gallery.size(image), gallery.picture(image)
+    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[], aspect="equal", anchor="NW")
+    for spine in axes.spines.values():
+        spine.set_visible(pixels is None)
+    if pixels is not None:
+        axes.imshow(pixels, extent=(0, width, height, 0), interpolation="antialiased")
+    elif (outlines := gallery.boxes(image)) is not None:
+        for x1, y1, x2, y2 in outlines:
+            axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=GREY, linewidth=0.5))
+
+
+def show_look(axes: Axes, gallery: Gallery, image: int, weights: np.ndarray) -> None:
+    """A picture that fades where a word did not look, with the region it gave most to. weights: (r,)."""
+    (width, height), boxes = gallery.size(image), gallery.boxes(image)
+    warm = heat(boxes, weights, (width, height))
+    show(axes, gallery, image)
+    over = {"extent": (0, width, height, 0), "interpolation": "nearest"}
+    if gallery.picture(image) is None:
+        axes.imshow(warm, cmap=WEIGHTS, vmin=0, vmax=1, alpha=0.8, zorder=0.5, **over)
+    else:
+        veil = np.empty((*warm.shape, 4))
+        veil[..., :3], veil[..., 3] = to_rgb(PAPER), 0.82 * (1 - warm)
+        axes.imshow(veil, **over)
+    add_box(axes, boxes[int(weights.argmax())], HOT, 1.0)
+
+
+def _in_a_row(look: Look) -> int:
+    """Panels in a row: up to eight words stand in one."""
+    return max(6, len(look.words)) if len(look.words) <= 8 else 6
+
+
+def _looks_height(look: Look | None) -> float:
+    return 0.0 if look is None else 0.38 + 1.4 * -(-min(len(look.words), MOST_WORDS) // _in_a_row(look))
+
+
+def _draw_looks(page: Page, gallery: Gallery, image: int, look: Look | None, where: str) -> None:
+    """One small panel a word."""
+    if look is None:
+        return
+    said = "What each word looked at" if look.way == WORDS_LOOK else "Which regions looked at each word"
+    shown = "" if len(look.words) <= MOST_WORDS else f" (the first {MOST_WORDS} words)"
+    page.write(f"{said} {where}{shown}; the share of its strongest region", 0.38, fontsize=9.5, color=GREY)
+    lefts, width = page.columns(_in_a_row(look))
+    for place, (word, weights) in enumerate(list(zip(look.words, look.weights, strict=True))[:MOST_WORDS]):
+        row, column = divmod(place, len(lefts))
+        axes = page.axes(lefts[column], 1.4 * row + 0.22, width, 1.12)
+        show_look(axes, gallery, image, weights)
+        title = f"{textwrap.shorten(word, 14, placeholder='…') or word[:13] + '…'}  {weights.max():.0%}"
+        axes.set_title(title, loc="left", fontsize=8.5, color=INK, pad=3, parse_math=False)
+
+
+def _lines(text: str, width: int, most: int) -> list[str]:
+    return textwrap.wrap(text, width, max_lines=most, placeholder=" …") or [text[:width]]
+
+
+def check_place(out: Path) -> None:
+    """A sheet may take the place of an older sheet, and of nothing else."""
+    if out.suffix.lower() != ".png":
+        raise input_error("--out", str(out), "a name that ends with .png")
+    if not out.exists():
+        return
+    try:
+        with Image.open(out, formats=("PNG",)) as known:
+            mine = known.info.get("Software") == MARK
+    except OSError:
+        mine = False
+    if not mine:
+        raise input_error(out, "a file that is no contact sheet", "a free name", "Give another --out.")
+
+
+def save_sheet(figure: Figure, out: Path, dpi: int = DPI) -> None:
+    """Write the sheet, whole or not at all."""
+    check_place(out)
+    with atomic(out) as temporary, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a letter the font lacks becomes a small box
+        figure.savefig(temporary, format="png", dpi=dpi, metadata={"Software": MARK})

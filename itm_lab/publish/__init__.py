@@ -1,0 +1,1 @@
+"""What readers see: exported modules, checked notebooks, copies for classes and GPUs, generated pages, the HTML book."""

@@ -1,0 +1,389 @@
+"""The ledger's pages as MyST text, made while the book is built, so that no page can disagree with its receipts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from itm_lab.evidence.ledger import TABLES, WORDS, Ledger, Verdict
+from itm_lab.evidence.statistics import Interval, paired_bootstrap, seed_interval
+from itm_lab.evidence.verdicts import Finding, row_name
+from itm_lab.publish.judgements_page import judgements_fragment
+from itm_lab.publish.photographs_page import photographs_fragment
+from itm_lab.publish.uncertainty_page import uncertainty_fragment
+from itm_lab.records.receipts import read_evidence
+from itm_lab.records.rules import RECALLS, comparisons, listed
+from itm_utils.errors import input_error
+from itm_utils.metrics.retrieval import Ranks
+
+CHAPTERS = {"MMCA": "08_mmca", "DCPA": "09_dcpa", "AOQ": "10_aoq", "CCR_CCS": "11_ccr_ccs"}
+SHOWN = {"CCR_CCS": "CCR/CCS"}
+DATASETS = {
+    "scenes": "the little world",
+    "flickr8k": "Flickr8k",
+    "f30k": "Flickr30K",
+    "coco": "COCO 1K",
+    "coco 5K": "COCO 5K",
+    TABLES: "the paper's tables",
+}
+STATUS = {
+    "supported": "its own numbers carry the claim",
+    "partly": "its own numbers carry part of the claim",
+    "contradicted": "its own numbers speak against the claim",
+    "text_only": "said in the text, without a number",
+    "analytic": "derived, not measured",
+}
+# The models that chapters build, in the settings they recommend; arms that take something away are not among them.
+MODELS = (
+    "mean-pool",
+    "VSE++ tuned on validation",
+    "VSE++ bidirectional",
+    *(f"SCAN {kind} {how}" for kind in ("t2i", "i2t", "ensemble") for how in ("AVG", "LSE")),
+    *(f"BFAN {kind}" for kind in ("equal", "prob", "ensemble")),
+    *(f"PFAN {kind}" for kind in ("t2i", "i2t", "ensemble")),
+    "VSRN",
+    "SAEM",
+    *(f"SGRAF {kind}" for kind in ("SAF", "SGR", "ensemble")),
+    "MMCA",
+)
+SEEDS = (5, 6, 7)  # that every one of them was trained with
+COLUMNS = (*RECALLS, "rsum_computed", "att_precision", "att_recall", "att_f1", "seconds_per_batch")
+HELD = {"holds": "✓", "fails": "✗", "open": "?"}
+OTHERS = ("claims", "foundations", "lab", "uncertainty", "photographs", "judgements")  # pages that are no paper's
+
+
+def page(ledger: Ledger, name: str) -> str:
+    """The text of one page, without headings or beginning with one (Sphinx would put what stands before to the end).
+
+    name: one of ``OTHERS`` or a paper of published_tables.yaml."""
+    if name in ("claims", "foundations"):
+        return "\n".join(claims_page(ledger, ledger.claims if name == "claims" else ledger.foundations))
+    if name == "lab":
+        return "\n".join(lab_page(ledger))
+    if name == "uncertainty":
+        return uncertainty_fragment(ledger)
+    if name == "judgements":
+        return judgements_fragment(ledger.root)
+    if name == "photographs":
+        return photographs_fragment(ledger)
+    if name in ledger.results:
+        return "\n".join(results_page(ledger, name))
+    raise input_error("ledger-page", name, ", ".join([*OTHERS, *ledger.results]))
+
+
+@lru_cache(maxsize=1)
+def open_ledger(root: Path) -> Ledger:
+    """The ledger of a repository, read once for all pages of a build."""
+    return Ledger(root)
+
+
+# ---------------------------------------------------------------------------------------------- claims
+
+
+def claims_page(ledger: Ledger, claims: Mapping[str, Any]) -> Iterator[str]:
+    """An overview, then paper by paper each claim with the paper's evidence, our rule, our evidence and verdict."""
+    papers = list(dict.fromkeys(claim["paper"] for claim in claims.values()))
+    chosen = {name: ledger.verdict(name) for name in claims}
+    yield "## At a glance\n"
+    yield from _table(
+        ["paper", "claims", *WORDS],
+        (
+            [SHOWN.get(paper, paper), len(of), *(sum(chosen[name].verdict == word for name in of) for word in WORDS)]
+            for paper in papers
+            if (of := [name for name, claim in claims.items() if claim["paper"] == paper])
+        ),
+    )
+    for paper in papers:
+        of = {name: claim for name, claim in claims.items() if claim["paper"] == paper}
+        yield f"## {SHOWN.get(paper, paper)}\n"
+        yield _about(ledger, next(iter(of.values())))
+        for name, claim in of.items():
+            yield from claim_card(ledger, name, claim)
+
+
+def claim_card(ledger: Ledger, name: str, claim: Mapping[str, Any]) -> Iterator[str]:
+    """One claim, from the paper's words to our verdict."""
+    rule, verdicts = ledger.rules[name], ledger.verdicts(name)
+    decided = [one for one in verdicts if one.verdict != "not run"] or verdicts[:1]
+    yield f"(claim-{name.lower()})=\n### {name}\n"
+    yield f"{escape(claim['claim'])}\n"
+    yield " ".join(f"{badge(one.verdict)} on {DATASETS[one.dataset]}" for one in decided) + "\n"
+    status = STATUS.get(claim["in_paper_status"])
+    yield f"- **The paper's evidence.** {escape(claim['evidence'])}" + (f" ({status})." if status else ".")
+    if rule["kind"] != "table" and (printed := ledger.printed(name)):
+        yield f"- **Its tables, checked by us.** {_printed(printed)}"
+    if "caveat" in claim:
+        yield f"- **Note.** {escape(claim['caveat'])}"
+    yield f"- **Our rule.** {escape(rule['words'])} {_needed(rule)}"
+    for one in decided:
+        yield from our_evidence(ledger, one)
+    waiting = [DATASETS[one.dataset] for one in verdicts if one not in decided]
+    if waiting:
+        yield f"- **Not run** on {_and(waiting)}."
+    yield ""
+
+
+def our_evidence(ledger: Ledger, one: Verdict) -> Iterator[str]:
+    """What a verdict rests on: seeds, intervals, and how many receipts."""
+    where = DATASETS[one.dataset]
+    if one.verdict == "not run":
+        yield f"- **Our evidence.** None on {where} yet: {escape(one.reason)}."
+        return
+    if one.dataset == TABLES:
+        yield f"- **Our evidence.** {_printed(one.findings)}"
+        return
+    yield f"- **Our evidence on {where}**, from {len(one.receipts)} receipts:"
+    plans = comparisons(ledger.rules[one.id], one.dataset)
+    for finding, plan in zip(one.findings, plans, strict=True):
+        pictures = "" if plan.correlated else over_pictures(ledger, plan, one)
+        yield f"  - {HELD[finding.status]} {escape(str(finding))}, expected {finding.expected}{pictures}"
+
+
+def over_pictures(ledger: Ledger, plan: Any, one: Verdict) -> str:
+    """The second kind of doubt, where a comparison is one arm against another: other test pictures, same two models."""
+    if len(plan.plus) != 1 or len(plan.minus) != 1 or plan.best or plan.plus[0][1] not in (*RECALLS, "rsum"):
+        return ""
+    runs = [ledger.receipts[ledger.chapter_of(variant), variant, one.dataset] for variant, _ in plan.plus + plan.minus]
+    seed = min(seed for seed in runs[0] if seed in runs[1])
+    a, b = (read_evidence(of[seed][0]) for of in runs)
+    if one.dataset == "coco":  # ranks within folds; pictures are drawn from all of them
+        return ""
+    _, low, high = paired_bootstrap(
+        Ranks(a.i2t, a.t2i), Ranks(b.i2t, b.t2i), a.owner, plan.plus[0][1], ledger.rules[one.id]["test"]["level"], 1000
+    )
+    return f"; over test pictures, models of seed {seed}: \\[{low:+.1f}, {high:+.1f}\\]"
+
+
+def _printed(findings: Iterable[Finding]) -> str:
+    findings = list(findings)
+    others = [escape(str(finding)) for finding in findings if finding.status != "holds"]
+    held = f"{len(findings) - len(others)} of {len(findings)} comparisons hold."
+    return held + (f" Not: {'; '.join(others[:6])}{' …' if len(others) > 6 else ''}." if others else "")
+
+
+def _needed(rule: Mapping[str, Any]) -> str:
+    if rule["kind"] == "table":
+        return "No run needed."
+    seeds = _and([f"{DATASETS[name]} ({number})" for name, number in rule["datasets"].items()])
+    return f"Seeds at least: {seeds}."
+
+
+# ---------------------------------------------------------------------------------------------- results
+
+
+def results_page(ledger: Ledger, paper: str) -> Iterator[str]:
+    """Every table of a paper, with our column beside its rows."""
+    content = ledger.results[paper]
+    yield "## The paper\n"
+    yield _about(ledger, {"paper": paper})
+    for table, body in content["tables"].items():
+        yield f"## {table.replace('_', ' ').capitalize()}: {escape(body['caption'])}\n"
+        if "note" in body:
+            yield f"{escape(sentence(body['note']))}\n"
+        for block in body["blocks"]:
+            yield from block_table(ledger, paper, table, block)
+
+
+def block_table(ledger: Ledger, paper: str, table: str, block: Mapping[str, Any]) -> Iterator[str]:
+    """One part of a table: the printed numbers, ours on the same data, and ours on the data that we could run."""
+    rows, place = block["rows"], dataset_of(block)
+    variants = [arm_of(ledger, f"{paper} {table}", row) for row in rows]
+    more = [
+        name
+        for name in ("flickr8k", "scenes")
+        if any(variant and runs_of(ledger, variant[0], name) for variant in variants)
+    ]
+    columns = [name for name in COLUMNS if any(name in row for row in rows)]
+    remarks: dict[str, int] = {}
+    lines = []
+    for row, variant in zip(rows, variants, strict=True):
+        numbers = [remarks.setdefault(remark, len(remarks) + 1) for remark in remarks_on(ledger, block, row)]
+        name = f"**{escape(row_name(row))}**" if row.get("ours") else escape(row_name(row))
+        mark = f" ({', '.join(map(str, numbers))})" if numbers else ""
+        printed = ["–" if (value := printed_value(row, name)) is None else value for name in columns]
+        lines.append([name + mark, *printed, *(ours(ledger, variant, dataset) for dataset in (place, *more))])
+    yield f"**{escape(block['dataset'])}**, {escape(block['protocol'])}.\n"
+    heads = list(map(label, columns))
+    yield from _table(
+        ["method", *heads, *(f"ours, {DATASETS[name].removeprefix('the ')}" for name in (place, *more))], lines
+    )
+    for remark, number in remarks.items():
+        yield f"({number}) {escape(remark)}\n"
+
+
+def dataset_of(block: Mapping[str, Any]) -> str:
+    """The ledger's name of the data a block was measured on."""
+    if block["dataset"].startswith("Flickr30K"):
+        return "f30k"
+    return "coco 5K" if block["protocol"] == "full 5K" else "coco"
+
+
+def arm_of(ledger: Ledger, table: str, row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Our arm and metric for a row of a paper's table, by rows.yaml; None where the book does not run that row."""
+    for entry in read_rows(ledger):
+        fits = all(row.get(key) in listed(value) for key, value in entry["row"].items())
+        if table in entry["tables"] and fits:
+            return entry["variant"].format(**row), entry.get("metric", "rsum")
+    return None
+
+
+@lru_cache(maxsize=4)
+def read_rows(ledger: Ledger) -> list[dict[str, Any]]:
+    return ledger.read("rows")["rows"]
+
+
+def runs_of(ledger: Ledger, variant: str, dataset: str) -> dict[int, dict[str, Any]]:
+    """Seed → receipt of an arm on a dataset."""
+    found = ledger.receipts.get((ledger.chapter_of(variant), variant, dataset), {})
+    return {seed: receipt for seed, (_, receipt) in found.items()}
+
+
+def ours(ledger: Ledger, variant: tuple[str, str] | None, dataset: str) -> str:
+    """Our number beside a row: the mean over seeds with its interval, or that of the only run over pictures."""
+    if variant is None:
+        return "–"
+    found = [
+        run["metrics"][variant[1]]
+        for run in runs_of(ledger, variant[0], dataset).values()
+        if variant[1] in run["metrics"]
+    ]
+    if not found:
+        return "not run"
+    return over_seeds(found)
+
+
+def over_seeds(found: list[dict[str, float]]) -> str:
+    """Mean and interval of one metric of several runs, as text."""
+    if len(found) > 1:
+        interval = seed_interval([metric["value"] for metric in found])
+    else:
+        value = found[0]["value"]
+        interval = Interval(value, found[0].get("low", value), found[0].get("high", value))
+    return f"{interval.value:.1f} \\[{interval.low:.1f}, {interval.high:.1f}\\] ({len(found)})"
+
+
+def printed_value(row: Mapping[str, Any], column: str) -> float | str | None:
+    """A printed number; our sum of the recalls in brackets where the paper prints none."""
+    if column == "rsum_computed":
+        return f"({row[column]})" if row.get("rsum") is None and row.get(column) is not None else row.get("rsum")
+    return row.get(column)
+
+
+def remarks_on(ledger: Ledger, block: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[str]:
+    """What a reader should know before comparing with this row."""
+    if row.get("ensemble_of_two"):
+        yield "Two models, their scores averaged."
+    elif others := same_numbers(ledger, block, row):
+        yield f"The same numbers as a row that {others} marks as two models, their scores averaged."
+    if row.get("external_knowledge"):
+        yield "Uses external knowledge."
+    if row.get("single_1k_split"):
+        yield "One split of 1,000 pictures, not the mean over five."
+    if "rsum_mismatch" in row:
+        wrong = row["rsum_mismatch"]
+        yield f"Printed rsum {wrong['printed']}; the six recalls add up to {wrong['sum_of_six']}."
+    for name, doubt in row.get("ocr_suspect", {}).items():
+        if doubt["basis"] != "lost decimal point":
+            read = "none" if doubt["adopted"] is None else doubt["adopted"]
+            yield f"{label(name)}: our text of the paper has {doubt['raw']}; read as {read}: {doubt['basis']}."
+    if "note" in row:
+        yield sentence(row["note"])
+
+
+def same_numbers(ledger: Ledger, block: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """The paper that marks the very same numbers of the same method as an ensemble, if one does."""
+    mine = [row.get(name) for name in RECALLS]
+    for paper, content in ledger.results.items():
+        for body in content["tables"].values():
+            for other in body["blocks"]:
+                for known in other["rows"] if dataset_of(other) == dataset_of(block) else ():
+                    same = known["method"] == row["method"] and [known.get(name) for name in RECALLS] == mine
+                    if same and known.get("ensemble_of_two") and mine[0] is not None:
+                        return paper
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------- lab
+
+
+def lab_page(ledger: Ledger) -> Iterator[str]:
+    """All models on the seeds they share, then every arm with receipts, chapter by chapter and dataset by dataset."""
+    yield from shared_seeds(ledger)
+    groups = sorted({(chapter, dataset) for chapter, _, dataset in ledger.receipts})
+    if not groups:
+        yield "No receipts yet.\n"
+    for chapter, dataset in groups:
+        yield f"## Chapter {chapter[:2]}, {DATASETS[dataset]}\n"
+        lines = []
+        for (of, variant, place), found in ledger.receipts.items():
+            if (of, place) == (chapter, dataset):
+                runs = [receipt for _, receipt in found.values()]
+                metrics = [[run["metrics"][name] for run in runs] for name in ("rsum", "i2t_r1", "t2i_r1")]
+                models = {run["models"] for run in runs}
+                lines.append((metrics, [escape(variant), _and(sorted(map(str, models))), *map(over_seeds, metrics)]))
+        lines.sort(key=lambda line: -sum(metric["value"] for metric in line[0][0]) / len(line[0][0]))
+        yield from _table(["variant", "models", "rsum", "i2t R@1", "t2i R@1"], (line for _, line in lines))
+
+
+def shared_seeds(ledger: Ledger) -> Iterator[str]:
+    """The models of all chapters on the little world, each on the same three seeds, best first."""
+    rows = []
+    for (chapter, variant, dataset), found in ledger.receipts.items():
+        if dataset == "scenes" and variant in MODELS and set(SEEDS) <= found.keys():
+            runs = [found[seed][1] for seed in SEEDS]
+            metrics = [[run["metrics"][name] for run in runs] for name in ("rsum", "i2t_r1", "t2i_r1")]
+            cells = [escape(variant), chapter[:2], str(runs[0]["models"]), *map(over_seeds, metrics)]
+            rows.append((sum(run["metrics"]["rsum"]["value"] for run in runs), cells))
+    if rows:
+        yield f"## All models so far, on seeds {SEEDS[0]} to {SEEDS[-1]} of the little world\n"
+        rows.sort(key=lambda row: -row[0])
+        yield from _table(["model", "chapter", "models", "rsum", "i2t R@1", "t2i R@1"], (cells for _, cells in rows))
+
+
+# ---------------------------------------------------------------------------------------------- words
+
+
+def label(metric: str) -> str:
+    """A metric's name for readers: i2t R@1."""
+    recall = metric in RECALLS
+    return metric.replace("_r", " R@") if recall else metric.removesuffix("_computed").replace("_", " ")
+
+
+def sentence(note: str) -> str:
+    """A note as a sentence."""
+    return f"{note[0].upper()}{note[1:]}{'' if note.endswith('.') else '.'}"
+
+
+def badge(word: str) -> str:
+    return f"[{word}]{{.verdict .verdict-{word.replace(' ', '-')}}}"
+
+
+def escape(text: str) -> str:
+    """Text that Markdown leaves as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>$#|~^])", r"\\\1", text)
+
+
+def _about(ledger: Ledger, claim: Mapping[str, Any]) -> str:
+    """Who wrote the paper of a claim, and a link to its chapter once that is part of the book."""
+    chapter = claim.get("chapter") or CHAPTERS[claim["paper"]]
+    stem = chapter.split("_")[1]
+    key = re.search(rf"@\w+{{(\w+\d{{4}}{stem}),", (ledger.root / "book/references.bib").read_text(encoding="utf-8"))
+    cited = f"{{cite:t}}`{key[1]}`. " if key else ""
+    if f"notebooks/{chapter}\n" in (ledger.root / "_toc.yml").read_text(encoding="utf-8"):
+        return f"{cited}Chapter: {{doc}}`/notebooks/{chapter}`.\n"
+    return f"{cited}Chapter {chapter[:2]} is being written.\n"
+
+
+def _and(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _table(heads: list[str], lines: Iterable[list[Any]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for line in lines:
+        yield f"| {' | '.join(map(str, line))} |"
+    yield ""

@@ -1,0 +1,124 @@
+"""What every chapter does around its model: check its parameters, open its data, leave a receipt.
+
+A chapter declares its parameters in one cell of typed literals; papermill puts a second cell after it. Both are
+checked here, so that a misspelt name is an error at once, not a run with the wrong setting.
+"""
+
+from __future__ import annotations
+
+import ast
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from itm_lab.data.opening import dataset_folder, open_splits, part_of
+from itm_lab.records.parameters import INJECTED, annotated, check_parameters, declared_parameters, settings_of
+from itm_lab.records.rules import rules_for
+from itm_lab.records.scores import save_scores, write_scores
+from itm_utils.data.batches import PairDataset, WordCaptions
+from itm_utils.data.precomp import PrecompSplit
+from itm_utils.data.vocabulary import Vocabulary
+from itm_utils.errors import input_error
+from itm_utils.matcher import Matcher, Scores
+from itm_utils.metrics.retrieval import (
+    Retrieval,
+    evaluate,
+)
+from itm_utils.scoring import score_split
+from itm_utils.training import TrainConfig, TrainResult, train_config
+
+
+@dataclass(frozen=True)
+class ChapterData:
+    """The three splits of a run with their captions. ``test`` is the split that ``evaluate_on`` names."""
+
+    train: PrecompSplit
+    dev: PrecompSplit
+    test: PrecompSplit
+    vocabulary: Vocabulary
+    pairs: PairDataset
+    dev_texts: Any
+    test_texts: Any
+
+    @property
+    def known(self) -> dict[str, str]:
+        """What a checkpoint remembers of the data besides the splits themselves."""
+        return {"vocabulary": self.vocabulary.fingerprint}
+
+    def validate(self, model: Matcher) -> dict[str, float]:
+        """Recalls on dev, for :func:`itm_utils.training.loop.train`."""
+        return evaluate(score_split(model, self.dev, self.dev_texts), self.dev.owner).as_dict()
+
+
+def start_chapter(name: str) -> Chapter:
+    """Check the parameters of the notebook that calls this, and start its run.
+
+    name: of the chapter, ``"02_scan"``.
+    """
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        raise input_error("start_chapter", "no notebook", "a chapter that runs in Jupyter, papermill or nbval")
+    return Chapter.of_cells(name, shell.user_ns["In"], shell.user_ns)
+
+
+class Chapter:
+    """One run of a chapter. parameters: name → value. folder: where checkpoints, log and receipt go."""
+
+    def __init__(self, name: str, parameters: Mapping[str, Any]) -> None:
+        self.name, self.parameters = name, dict(parameters)
+        self.folder = Path(self.parameters["run_dir"] or tempfile.mkdtemp())
+        # Taken now: a rule that changes while the run goes on must not count as written before it.
+        self.rules = rules_for(name, self.parameters["variant"])
+        self.data: ChapterData | None = None
+
+    @classmethod
+    def of_cells(cls, name: str, cells: list[str], values: Mapping[str, Any]) -> Chapter:
+        """From the cells that ran so far and the values they left."""
+        declared: dict[str, tuple[str, Any]] = {}
+        injected: set[str] = set()
+        for source in cells:
+            if found := declared_parameters(source):
+                declared = found
+            elif source.startswith(INJECTED):
+                targets = [line.targets[0] for line in ast.parse(source).body if isinstance(line, ast.Assign)]
+                injected |= {ast.unparse(target) for target in targets}
+        declared = declared or annotated(values)  # nbval keeps no history of cells
+        if not declared:
+            raise input_error(name, "no cell of parameters", "a cell of typed literals before this one")
+        parameters = {key: values[key] for key in declared}
+        check_parameters(parameters | {key: values[key] for key in injected}, declared, name)
+        return cls(name, parameters)
+
+    def config(self) -> TrainConfig:
+        """The settings of a run with one training."""
+        return train_config(self.parameters)
+
+    def open(self, texts: Callable[[PrecompSplit], Any] | None = None) -> ChapterData:
+        """Open the dataset. texts: split → its captions as the model takes them; words of the vocabulary by default."""
+        root = dataset_folder(self.parameters["dataset"])
+        vocabulary = Vocabulary.of_folder(root)
+        splits = open_splits(root, self.parameters["evaluate_on"])
+        splits[0] = part_of(splits[0], self.parameters.get("train_fraction", 1.0))
+        train, dev, test = (texts(s) if texts else WordCaptions(s, vocabulary) for s in splits)
+        self.data = ChapterData(*splits, vocabulary, PairDataset(splits[0], train), dev, test)
+        return self.data
+
+    def save_result(self, scores: Scores, result: TrainResult, more: Mapping[str, float] | None = None) -> Retrieval:
+        """Evaluate the scores of ``data.test`` and write the run's receipt; on COCO's ``testall`` one for each protocol.
+
+        more: numbers besides the recalls that the chapter wants to find again.
+        """
+        split, given = self.data.test, self.parameters
+        best = {"dev_rsum": result.best["rsum"]} if result.best else {}
+        found = save_scores(
+            scores, split.owner, self.folder, best | dict(more or {}), chapter=self.name, variant=given["variant"],
+            seed=given["seed"], dataset=split.identity(), parameters=settings_of(given), seconds=result.seconds,
+            device=given["device"], rules=self.rules,
+        )  # fmt: skip
+        if given["run_dir"]:
+            write_scores(self.folder / "scores.safetensors", scores)
+        return found

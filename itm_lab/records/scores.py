@@ -1,0 +1,57 @@
+"""From the scores of a run to its receipt, and score matrices on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from itm_lab.records.receipts import Evidence, make_receipt, write_receipt
+from itm_utils.errors import input_error
+from itm_utils.files import atomic
+from itm_utils.matcher import Scores
+from itm_utils.metrics.retrieval import Retrieval, bootstrap_intervals, coco_protocol, fold_ranks, summarise_folds
+
+
+def save_scores(scores: Scores, owner: np.ndarray, folder: Path, more: Mapping[str, float], **about: Any) -> Retrieval:
+    """Write the receipt of scores and print its line; on COCO's ``testall`` first the papers' 1K, then their 5K.
+
+    owner: (c,) image of each caption. about: what :func:`itm_lab.records.receipts.make_receipt` wants to know of the run.
+    """
+    split = about["dataset"]["split"]
+    for folds in (5, 1) if split == "testall" else (1,):
+        evidence = Evidence.of(fold_ranks(scores, owner, folds), owner)
+        result = summarise_folds(evidence, owner, folds, scores.models)
+        if split == "testall" and len(scores.i2t) == 5000:
+            result = coco_protocol(result, split)
+        spread = bootstrap_intervals(evidence, owner)
+        measured = {"metrics": result.as_dict() | dict(more), "intervals": spread, "evidence": evidence}
+        receipt = make_receipt(**about, **measured, models=result.models, protocol=result.protocol)
+        path = write_receipt(receipt, folder, evidence)
+        low, high = spread["rsum"]
+        print(f"{result.label}: rsum {result.rsum:.1f} [{low:.1f}, {high:.1f}], receipt {path.name}")
+    return result
+
+
+def write_scores(path: Path, scores: Scores) -> None:
+    """The score matrices of a run, for ensembles: one where both directions share it."""
+    matrices = {"i2t": scores.i2t} | ({"t2i": scores.t2i} if scores.decoupled else {})
+    with atomic(path) as temporary:
+        save_file({k: v.detach().cpu().contiguous() for k, v in matrices.items()}, temporary)
+
+
+def read_scores(path: Path) -> Scores:
+    """What :func:`write_scores` wrote."""
+    if not path.is_file():
+        raise input_error(path, "no such file", "the scores of a finished run")
+    try:
+        matrices = load_file(path)
+    except SafetensorError as error:
+        raise input_error(path, f"a damaged file ({error})", "the scores of a finished run") from error
+    if "i2t" not in matrices:
+        raise input_error(path, f"only {', '.join(matrices) or 'nothing'}", "i2t among the scores of a finished run")
+    return Scores(i2t=matrices["i2t"], t2i=matrices.get("t2i", matrices["i2t"]))

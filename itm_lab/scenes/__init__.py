@@ -1,0 +1,29 @@
+"""The embedded dataset: a little world of toys, drawn, described and grounded.
+
+``scenes_folder()`` is a dataset in the precomputed format (built on first use), ``load_scenes(split)`` what only
+this dataset has: symbolic scenes, pictures, twins; ``oracle_matrix(split)`` which captions are true of which
+pictures.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_HOME = {
+    "Recipe": "build",
+    "scenes_folder": "build",
+    "SceneSplit": "load",
+    "load_scenes": "load",
+    "oracle_matrix": "load",
+}
+
+__all__ = ["Recipe", "SceneSplit", "load_scenes", "oracle_matrix", "scenes_folder"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the generator itself needs no torch, and neither does ``itm --help``."""
+    from importlib import import_module
+
+    if name in _HOME:
+        return getattr(import_module(f"itm_lab.scenes.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

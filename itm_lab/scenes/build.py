@@ -1,0 +1,142 @@
+"""Write the dataset in the precomputed format and keep it in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from itm_lab.scenes.captions import Caption
+from itm_lab.scenes.dice import Dice
+from itm_lab.scenes.draw import draw, toy_boxes
+from itm_lab.scenes.families import Described, sample_split
+from itm_lab.scenes.features import WEIGHTS, RegionNet, load_net, region_features
+from itm_lab.scenes.proposals import propose
+from itm_lab.scenes.world import CANVAS, Knobs
+from itm_utils.cache import ensure_folder, write_json
+from itm_utils.data.vocabulary import Vocabulary, token_spans
+from itm_utils.errors import input_error
+from itm_utils.progress import bar
+
+VERSION = 1  # of the generator: raise it when captions, pixels or boxes change
+SHIPPED_SEED = 2026
+SPLITS = ("train", "dev", "test")
+NOT_GENERATING = ("__init__.py", "cache.py", "cli.py", "load.py", "mini_bert.py", "oracle.py", "show.py")
+PROPOSAL_STREAM = 2**41  # keeps the proposals' random numbers apart from the families'
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what is in the dataset. The default is the book's."""
+
+    seed: int = SHIPPED_SEED
+    train: int = 1_500
+    dev: int = 200
+    test: int = 500
+    knobs: Knobs = field(default_factory=Knobs)
+
+    def sizes(self) -> dict[str, int]:
+        """Pictures by split."""
+        sizes = {split: getattr(self, split) for split in SPLITS}
+        for split, size in sizes.items():
+            if size < 1:
+                raise input_error(f"scenes, split {split}", f"{size} pictures", "at least 1")
+        return sizes
+
+    def text(self) -> str:
+        """The recipe and the generator's version as one line."""
+        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
+
+    def folder_name(self) -> str:
+        """``scenes-`` and a hash of the recipe, the frozen weights and the generator's source."""
+        digest = hashlib.sha256(self.text().encode())
+        for path in (WEIGHTS, *sorted(Path(__file__).parent.glob("*.py"))):
+            if path.is_file() and path.name not in NOT_GENERATING:
+                digest.update(path.read_bytes())
+        return f"scenes-{digest.hexdigest()[:16]}"
+
+
+def scenes_folder(recipe: Recipe | None = None) -> Path:
+    """The folder of the dataset, built first if it is missing or damaged."""
+    recipe = recipe or Recipe()
+    return ensure_folder(recipe.folder_name(), lambda folder: write_dataset(folder, recipe))
+
+
+def write_dataset(folder: Path, recipe: Recipe) -> dict[str, Any]:
+    """Every file of every split and the vocabulary; returns what the manifest says of them.
+
+    The fingerprint covers the recipe, captions, pixels and boxes. It leaves out the features: their last digits
+    differ between processors.
+    """
+    net = load_net()
+    content = hashlib.sha256(recipe.text().encode())
+    captions: list[str] = []
+    for number, (split, size) in enumerate(recipe.sizes().items()):
+        members = sample_split(recipe.seed, number, size, recipe.knobs)
+        lines = [caption.text for member in members for caption in member.captions]
+        pictures, boxes = _write_split(folder, split, members, recipe, number, net)
+        for part in ("\n".join(lines).encode(), pictures.tobytes(), boxes.astype("<i8").tobytes()):
+            content.update(part)
+        captions += lines if split != "test" else []
+    Vocabulary.build(captions).save(folder / "scenes_vocab.json")
+    return {"version": VERSION, "recipe": asdict(recipe), "fingerprint": content.hexdigest()}
+
+
+def _write_split(
+    folder: Path, split: str, members: list[Described], recipe: Recipe, number: int, net: RegionNet
+) -> tuple[np.ndarray, np.ndarray]:
+    """One split; returns its pictures (n, 96, 96, 3) uint8 and proposals (n, r, 4) int64."""
+    count, regions = len(members), recipe.knobs.regions
+    pictures = np.empty((count, CANVAS, CANVAS, 3), dtype=np.uint8)
+    boxes = np.empty((count, regions, 4), dtype=np.int64)
+    features = []
+    tight = []
+    for row, member in enumerate(bar(members, f"scenes: {split}", "picture")):
+        pictures[row] = draw(member.scene)
+        tight.append(toy_boxes(member.scene))
+        dice = Dice(recipe.seed, number, PROPOSAL_STREAM, row)
+        boxes[row] = propose(dice, tight[row], recipe.knobs)
+        if (row + 1) % 50 == 0 or row + 1 == count:
+            start = row - row % 50
+            features.append(region_features(net, pictures[start : row + 1], boxes[start : row + 1]))
+    np.save(folder / f"{split}_ims.npy", np.concatenate(features))
+    np.save(folder / f"{split}_boxes.npy", boxes.astype(np.float32))
+    np.save(folder / f"{split}_sizes.npy", np.full((count, 2), CANVAS, dtype=np.int32))
+    np.save(folder / f"{split}_pictures.npy", pictures)
+    _write_lines(folder / f"{split}_ids.txt", [f"{split}_{row:05d}" for row in range(count)])
+    _write_lines(folder / f"{split}_caps.txt", [c.text for member in members for c in member.captions])
+    write_json(folder / f"{split}_scenes.json", [_scene_record(m, b) for m, b in zip(members, tight, strict=True)])
+    grounding = [_caption_record(c, tight[row]) for row, member in enumerate(members) for c in member.captions]
+    write_json(folder / f"{split}_grounding.json", grounding)
+    return pictures, boxes
+
+
+def _scene_record(member: Described, boxes: np.ndarray) -> dict[str, Any]:
+    return {**member.scene.to_json(), "boxes": boxes.tolist(), "twins": member.twins}
+
+
+def _caption_record(caption: Caption, boxes: np.ndarray) -> dict[str, Any]:
+    """A caption's phrases: characters and words they cover, their toys and boxes, and what they claim."""
+    words = token_spans(caption.text)
+    phrases = []
+    for phrase in caption.phrases:
+        inside = [k for k, (start, end) in enumerate(words) if phrase.start <= start and end <= phrase.end]
+        phrases.append(
+            {
+                "text": phrase.text,
+                "chars": [phrase.start, phrase.end],
+                "tokens": [inside[0], inside[-1] + 1],
+                "objects": phrase.toys,
+                "boxes": boxes[list(phrase.toys)].tolist(),
+                "asks": asdict(phrase.ask),
+            }
+        )
+    return {"phrases": phrases, "relation": caption.claim.relation, "place": caption.claim.place}
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")

@@ -1,0 +1,271 @@
+"""Frozen BERT states of captions, computed once and kept on disk.
+
+The papers freeze BERT and train on its token states. Here any BERT of ``transformers`` can do that: one from a
+model hub by name, one in a local folder, or ``scenes-mini``, the two-layer BERT that comes with the package.
+Nothing below knows which one it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from itm_utils.cache import ensure_folder, read_manifest
+from itm_utils.data.precomp import PrecompSplit
+from itm_utils.errors import input_error
+from itm_utils.matcher import TextBatch
+from itm_utils.progress import bar
+
+MINI = "scenes-mini"
+MINI_FOLDER = Path(__file__).parent / "mini_bert"
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """A frozen ``transformers`` BERT with its tokenizer. ``fingerprint`` names weights, vocabulary and settings."""
+
+    name: str
+    tokenizer: Any
+    model: torch.nn.Module
+    fingerprint: str
+
+    @property
+    def width(self) -> int:
+        """Numbers in one layer's state of a token."""
+        return self.model.config.hidden_size
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the model's position table has room for."""
+        return self.model.config.max_position_embeddings
+
+
+def load_text_encoder(name: str | Path = MINI) -> TextEncoder:
+    """A frozen encoder by name: ``scenes-mini``, a local folder, or a model of the hub."""
+    source = MINI_FOLDER if str(name) == MINI else Path(name) if Path(name).is_dir() else str(name)
+    local = isinstance(source, Path)
+    attempts = (True,) if local else (True, False)  # a model that is here costs no look at the hub
+    for local_only in attempts:
+        try:
+            tokenizer, model = _load(source, local_only)
+            break
+        except (OSError, ValueError) as error:
+            if local_only == attempts[-1]:
+                raise _not_to_be_had(name, local, error) from error
+    if not tokenizer.is_fast:
+        raise input_error(name, "a tokenizer without character offsets", "a fast tokenizer")
+    model = model.eval().requires_grad_(False)
+    return TextEncoder(str(name), tokenizer, model, _fingerprint(tokenizer, model))
+
+
+def _load(source: str | Path, local_files_only: bool) -> tuple[Any, torch.nn.Module]:
+    """Tokenizer and model, without the bars and reports that ``transformers`` prints on loading."""
+    # Imported here: transformers takes seconds, and most chapters do without it.
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_files_only)
+        model = AutoModel.from_pretrained(source, local_files_only=local_files_only, dtype=torch.float32)
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+    return tokenizer, model
+
+
+def _not_to_be_had(name: str | Path, local: bool, error: Exception) -> Exception:
+    reason = str(error).strip().splitlines()[0][:160]
+    if local:
+        return input_error(name, f"no usable BERT ({reason})", "config.json, weights and vocabulary in this folder")
+    return input_error(
+        name,
+        f"neither a folder nor a model in the local cache, and the hub gave none ({reason})",
+        "a BERT",
+        f"Offline, use {MINI!r} or the path of a folder that holds the model; book/datasets.md says where to get one.",
+    )
+
+
+def _fingerprint(tokenizer: Any, model: torch.nn.Module) -> str:
+    """Hash of the weights and of how text is cut, whatever the model's name is.
+
+    Without the pooler: token states do not go through it, and checkpoints without one get a random one.
+    """
+    digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
+    for name, value in sorted(model.state_dict().items()):
+        if name.startswith("pooler."):
+            continue
+        digest.update(name.encode())
+        digest.update(value.contiguous().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+class BertCaptions:
+    """All captions of a split as cached token states; stands where ``WordCaptions`` stands.
+
+    One flat, memory-mapped array holds the states of all tokens; caption c has rows ``starts[c]:starts[c + 1]``.
+    Its first ``lengths[c]`` rows are tokens; where padding was kept, the states under it follow.
+    special: (tokens,) True at [CLS] and [SEP]. spans: (tokens, 2) characters of the caption that a token covers.
+    words: (tokens,) number of the word that a token is a piece of, -1 at special tokens.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        self.starts = np.load(self.folder / "starts.npy")
+        self.rows = np.diff(self.starts)
+        self.lengths = np.load(self.folder / "lengths.npy") if self.manifest.get("padded") else self.rows
+        self.special = np.load(self.folder / "special.npy")
+        self.spans = np.load(self.folder / "spans.npy")
+        self.words = np.load(self.folder / "words.npy")
+        self.fingerprint = self.folder.name  # a hash of encoder, layers and captions
+        self._states: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker opens the map itself: pickling it would send the whole array.
+        return {**self.__dict__, "_states": None}
+
+    @property
+    def states(self) -> np.ndarray:
+        """(tokens, d) float16, memory-mapped."""
+        if self._states is None:
+            self._states = np.load(self.folder / "states.npy", mmap_mode="r")
+        return self._states
+
+    @property
+    def feature_dim(self) -> int:
+        """Width d of a token state."""
+        return self.states.shape[1]
+
+    def batch(self, captions: np.ndarray, spans: bool = False) -> TextBatch:
+        """States padded with zeros to the longest caption asked for; with ``spans`` also the characters covered.
+
+        Where padding was kept (see :func:`bert_captions`) its states stand in place of the zeros.
+        """
+        captions = np.asarray(captions, dtype=np.int64)
+        lengths, rows = self.lengths[captions], self.rows[captions]
+        shape = (len(captions), int(rows.max()))
+        features = np.zeros((*shape, self.feature_dim), dtype=np.float32)
+        special = np.zeros(shape, dtype=bool)
+        covered = np.zeros((*shape, 2), dtype=np.int64)
+        for row, (caption, count) in enumerate(zip(captions, rows, strict=True)):
+            tokens = slice(self.starts[caption], self.starts[caption] + count)
+            features[row, :count] = self.states[tokens]
+            special[row, :count] = self.special[tokens]
+            covered[row, :count] = self.spans[tokens]
+        return TextBatch(
+            lengths=torch.from_numpy(lengths),
+            ids=torch.from_numpy(captions),
+            features=torch.from_numpy(features),
+            special=torch.from_numpy(special),
+            spans=torch.from_numpy(covered) if spans else None,
+        )
+
+
+def bert_captions(
+    split: PrecompSplit,
+    encoder: str | Path | TextEncoder = MINI,
+    layers: tuple[int, ...] = (-1,),
+    max_tokens: int | None = None,
+    batch_size: int = 64,
+    padded: bool = False,
+) -> BertCaptions:
+    """The split's captions as frozen states, computed on first use and cached under a hash of what decides them.
+
+    layers: hidden states that are put side by side; -1 is the last layer, 0 the embeddings.
+    max_tokens: cut longer captions to this many tokens, special ones included (SAEM: 32).
+    padded: pad every caption to ``max_tokens`` and keep the states under the padding, as public SAEM does. They are
+    not zero, and a model that does not mask them depends on them.
+    """
+    if not isinstance(encoder, TextEncoder):
+        encoder = load_text_encoder(encoder)
+    max_tokens = min(max_tokens or encoder.longest, encoder.longest)
+    facts = {
+        "encoder": encoder.fingerprint,
+        "name": encoder.name,
+        "layers": list(layers),
+        "max_tokens": max_tokens,
+        "captions": hashlib.sha256("\n".join(split.captions).encode()).hexdigest(),
+    }
+    if padded:
+        facts["padded"] = True
+    decisive = json.dumps({key: value for key, value in facts.items() if key != "name"}, sort_keys=True)
+    name = f"bert-{hashlib.sha256(decisive.encode()).hexdigest()[:16]}"
+
+    def write(folder: Path) -> dict[str, Any]:
+        _write_states(folder, encoder, split.captions, layers, max_tokens, batch_size, padded)
+        return facts
+
+    return BertCaptions(ensure_folder(name, write))
+
+
+def _write_states(
+    folder: Path,
+    encoder: TextEncoder,
+    captions: list[str],
+    layers: tuple[int, ...],
+    longest: int,
+    batch_size: int,
+    padded: bool,
+) -> None:
+    """Encode captions in order of length (little padding), store them in order of the file, in half precision."""
+    cut = encoder.tokenizer(
+        captions, truncation=True, max_length=longest, return_offsets_mapping=True, return_special_tokens_mask=True
+    )
+    lengths = np.array([len(ids) for ids in cut["input_ids"]])
+    rows = np.full_like(lengths, longest) if padded else lengths
+    starts = np.concatenate([[0], np.cumsum(rows)])
+    shape = (int(starts[-1]), len(layers) * encoder.width)
+    states = np.lib.format.open_memmap(folder / "states.npy", mode="w+", dtype=np.float16, shape=shape)
+    order = np.argsort(lengths, kind="stable")
+    for first in bar(range(0, len(order), batch_size), f"encode captions with {encoder.name}", "batch"):
+        some = order[first : first + batch_size]
+        hidden = _hidden(encoder, [cut["input_ids"][row] for row in some], layers, longest if padded else 0)
+        for row, state in zip(some, hidden, strict=True):
+            states[starts[row] : starts[row + 1]] = state[: rows[row]]
+    if not np.isfinite(states).all():
+        raise input_error(encoder.name, "states too large for half precision", "finite numbers")
+    states.flush()
+    words = [[-1 if word is None else word for word in cut.word_ids(row)] for row in range(len(captions))]
+    np.save(folder / "starts.npy", starts)
+    if padded:
+        np.save(folder / "lengths.npy", lengths)
+    np.save(folder / "special.npy", _flat(cut["special_tokens_mask"], starts, False).astype(bool))
+    np.save(folder / "spans.npy", _flat(cut["offset_mapping"], starts, (0, 0)).astype(np.int32))
+    np.save(folder / "words.npy", _flat(words, starts, -1).astype(np.int32))
+
+
+def _flat(values: list[list[Any]], starts: np.ndarray, nothing: Any) -> np.ndarray:
+    """Values of all tokens in one array, ``nothing`` under the padding."""
+    flat = np.full((int(starts[-1]), *np.shape(nothing)), nothing)
+    for start, part in zip(starts, values, strict=False):
+        flat[start : start + len(part)] = part
+    return flat
+
+
+@torch.inference_mode()
+def _hidden(encoder: TextEncoder, ids: list[list[int]], layers: tuple[int, ...], least: int = 0) -> np.ndarray:
+    """(c, w, len(layers) * d) float16 states of a batch padded to its longest caption, or to ``least`` tokens."""
+    lengths = torch.tensor([len(row) for row in ids])
+    padded = torch.full((len(ids), max(int(lengths.max()), least)), encoder.tokenizer.pad_token_id)
+    for row, tokens in enumerate(ids):
+        padded[row, : len(tokens)] = torch.tensor(tokens)
+    mask = torch.arange(padded.shape[1])[None, :] < lengths[:, None]
+    device = next(encoder.model.parameters()).device
+    output = encoder.model(
+        input_ids=padded.to(device), attention_mask=mask.long().to(device), output_hidden_states=True
+    )
+    chosen = [output.hidden_states[layer] for layer in layers]
+    return torch.cat(chosen, dim=-1).half().cpu().numpy()

@@ -1,0 +1,285 @@
+"""Does a word look at what it names? Precision, recall and F1 of attention against the boxes of phrases.
+
+For a word, the *relevant* regions are those that overlap a box of its phrase, the *attended* ones those to which it
+gives more weight than a threshold. Precision is the share of attended regions that are relevant, recall the share of
+relevant regions that are attended, F1 their harmonic mean, all between 0 and 1. A phrase has the largest value of its
+words, each measure for itself (or, by choice, the mean over its words); the result is the mean over phrases.
+
+Both thresholds are strict. Where nothing is attended precision and F1 are 0. A phrase without relevant regions has no
+recall: it is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from itm_utils.boxes import iou as overlap
+from itm_utils.data.batches import image_batch
+from itm_utils.data.phrases import NOT_A_PHRASE, Grounding, phrase_of_words
+from itm_utils.data.precomp import PrecompSplit
+from itm_utils.errors import input_error
+from itm_utils.matcher import Attention, Matcher
+from itm_utils.progress import bar
+from itm_utils.scoring import BATCH, Captions, evaluating
+
+THRESHOLDS = np.arange(11) / 100  # of a weight: 0, 0.01, … 0.1
+WITHIN = ("max", "mean")
+NO_BOX, NO_REGION, NO_WORD = "no box", "no relevant region", "no word that the model reads"
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionQuality:
+    """Precision, recall and F1 (t,) at each threshold (t,): means over phrases.
+
+    values: (p, t, 3) the three of every phrase. keys: (p, 2) its caption, and its place among the caption's phrases.
+    reasons: why phrases were dropped → how many.
+    """
+
+    thresholds: np.ndarray
+    values: np.ndarray
+    keys: np.ndarray
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def precision(self) -> np.ndarray:
+        return self.values[..., 0].mean(axis=0)
+
+    @property
+    def recall(self) -> np.ndarray:
+        return self.values[..., 1].mean(axis=0)
+
+    @property
+    def f1(self) -> np.ndarray:
+        return self.values[..., 2].mean(axis=0)
+
+    @property
+    def phrases(self) -> int:
+        """How many phrases were measured."""
+        return len(self.values)
+
+    @property
+    def dropped(self) -> int:
+        """How many phrases were not, because no region is relevant or no word of them is read."""
+        return sum(self.reasons.values())
+
+    @property
+    def best(self) -> tuple[float, float, float, float]:
+        """Threshold, precision, recall and F1 where F1 is largest (of equals, at the lowest threshold)."""
+        return self.at(self.thresholds[self.f1.argmax()])
+
+    def at(self, threshold: float) -> tuple[float, float, float, float]:
+        """Threshold, precision, recall and F1 at one of the measured thresholds."""
+        place = self._place(threshold)
+        means = self.values[:, place].mean(axis=0)
+        return (float(self.thresholds[place]), *(float(mean) for mean in means))
+
+    def per_phrase(self, threshold: float | None = None) -> dict[str, np.ndarray]:
+        """Precision, recall and F1 (p,) of every phrase, in the order of ``keys``; else at the best threshold."""
+        place = self._place(self.best[0] if threshold is None else threshold)
+        return {name: self.values[:, place, k] for k, name in enumerate(("precision", "recall", "f1"))}
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Recall, rising, and precision; of thresholds with the same recall the one with the highest precision."""
+        order = np.lexsort((-self.precision, self.recall))
+        recall, first = np.unique(self.recall[order], return_index=True)
+        return recall, self.precision[order][first]
+
+    def area(self, low: float, high: float) -> float:
+        """Area under precision against recall from ``low`` to ``high``, straight lines between thresholds.
+
+        The curve is not extended beyond its ends: compare two curves where both have recalls.
+        """
+        recall, precision = self.curve()
+        if not recall[0] <= low < high <= recall[-1]:
+            raise input_error(
+                "area", f"recalls from {low:g} to {high:g}", f"{recall[0]:.4f} to {recall[-1]:.4f}, in order"
+            )
+        inner = recall[(recall > low) & (recall < high)]
+        points = np.concatenate([[low], inner, [high]])
+        return float(np.trapezoid(np.interp(points, recall, precision), points))
+
+    def _place(self, threshold: float) -> int:
+        place = int(np.abs(self.thresholds - threshold).argmin())
+        if not np.isclose(self.thresholds[place], threshold, rtol=0, atol=1e-9):
+            raise input_error("threshold", f"{threshold:g}", f"one of {', '.join(f'{t:g}' for t in self.thresholds)}")
+        return place
+
+    def __str__(self) -> str:
+        threshold, precision, recall, f1 = (f"{number:.3f}" for number in self.best)
+        counted = f"{self.phrases:,} phrases, {self.dropped:,} dropped"
+        return f"attention F1 {f1} (precision {precision}, recall {recall}) at weights above {threshold}; {counted}"
+
+
+def paired(one: AttentionQuality, other: AttentionQuality) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the phrases that both runs measured, in the same order: where each run has them."""
+    places = [{tuple(key): row for row, key in enumerate(run.keys.tolist())} for run in (one, other)]
+    both = [key for key in places[0] if key in places[1]]
+    return tuple(np.array([rows[key] for key in both], dtype=np.int64) for rows in places)
+
+
+def relevance(region_boxes: np.ndarray, boxes: np.ndarray, threshold: float = 0.4) -> np.ndarray:
+    """(r,) True for regions (r, 4) whose intersection over union with any of the boxes (n, 4) is above the threshold.
+
+    Boxes are continuous: width is x2 - x1, without an extra pixel.
+    """
+    region_boxes, boxes = (np.asarray(some, dtype=np.float64).reshape(-1, 4) for some in (region_boxes, boxes))
+    with np.errstate(invalid="ignore"):  # two boxes without area have no overlap to speak of, and NaN is not above
+        return (overlap(region_boxes, boxes) > threshold).any(axis=1)
+
+
+def attention_quality(
+    weights: Tensor | np.ndarray,
+    mask: Tensor | np.ndarray | None,
+    phrase: np.ndarray,
+    relevant: np.ndarray,
+    thresholds: Sequence[float] | np.ndarray = THRESHOLDS,
+    within: str = "max",
+    keys: np.ndarray | None = None,
+) -> AttentionQuality:
+    """The metrics of words whose weights are at hand: one caption (w, r), a batch (c, w, r) or any words (n, r).
+
+    mask: True at words that count (all if None). phrase: number of each word's phrase, -1 for none; in a batch every
+    caption's phrases have numbers of their own. relevant: (p, r) of all phrases. keys: (p, 2) names of the phrases.
+    """
+    thresholds, relevant = _checked(thresholds, within), np.atleast_2d(_array(relevant))
+    weights, phrase = _array(weights).reshape(-1, relevant.shape[1]), _array(phrase).reshape(-1)
+    phrase = phrase if mask is None else np.where(_array(mask).reshape(-1), phrase, NOT_A_PHRASE)
+    last = phrase.max(initial=NOT_A_PHRASE)
+    if len(phrase) != len(weights) or last >= len(relevant):
+        found = f"{len(phrase)} words up to phrase {last}"
+        raise input_error("phrase", found, f"{len(weights)} words, phrases 0 to {len(relevant) - 1}")
+    if keys is None:
+        keys = np.stack([np.zeros(len(relevant), dtype=np.int64), np.arange(len(relevant))], axis=1)
+    return _join([_values(weights, phrase, relevant, keys, thresholds, within)])
+
+
+def _array(values: Tensor | np.ndarray) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def _checked(thresholds: Sequence[float] | np.ndarray, within: str) -> np.ndarray:
+    thresholds = np.asarray(thresholds, dtype=np.float64)
+    if thresholds.ndim != 1 or not len(thresholds) or not (np.diff(thresholds) > 0).all():
+        raise input_error(
+            "thresholds", f"{thresholds.tolist()}", "one or more numbers, each larger than the one before"
+        )
+    if within not in WITHIN:
+        raise input_error("within", repr(within), f"one of {', '.join(WITHIN)}")
+    return thresholds
+
+
+def _values(
+    weights: np.ndarray, phrase: np.ndarray, relevant: np.ndarray, keys: np.ndarray, thresholds: np.ndarray, within: str
+) -> AttentionQuality:
+    """Word by word at all thresholds, then one value a phrase. weights (n, r), phrase (n,), relevant (p, r)."""
+    has_region = relevant.any(axis=1)
+    has_word = np.isin(np.arange(len(relevant)), phrase)
+    reasons = {NO_REGION: int((~has_region).sum()), NO_WORD: int((has_region & ~has_word).sum())}
+    kept = np.flatnonzero(has_region & has_word)
+    counted = np.flatnonzero(np.isin(phrase, kept))
+    words = counted[np.argsort(phrase[counted], kind="stable")]  # phrase by phrase
+    own = relevant[phrase[words]]  # (n, r)
+    attended = weights[words, None, :] > thresholds[:, None]  # (n, t, r)
+    hits = (attended & own[:, None, :]).sum(axis=-1)
+    looks, targets = attended.sum(axis=-1), own.sum(axis=-1)[:, None]
+    # the last is 2 P R / (P + R), without a division that fails where nothing is attended
+    values = np.stack([hits / np.maximum(looks, 1), hits / targets, 2 * hits / (looks + targets)], axis=-1)
+    if len(kept):
+        first = np.searchsorted(phrase[words], kept)
+        values = (np.maximum if within == "max" else np.add).reduceat(values, first, axis=0)
+        values /= 1 if within == "max" else np.diff([*first, len(words)])[:, None, None]
+    return AttentionQuality(thresholds, values, keys[kept], reasons)
+
+
+def _join(parts: list[AttentionQuality]) -> AttentionQuality:
+    reasons = sum((Counter(part.reasons) for part in parts), Counter())
+    if not any(part.phrases for part in parts):
+        told = ", ".join(f"{count} with {reason}" for reason, count in reasons.items()) or "none at all"
+        hint = "Boxes of regions and of phrases must both be x1 y1 x2 y2 in the pixels of the same picture."
+        raise input_error("phrases", told, "some with a relevant region and a word that is read", hint)
+    values, keys = (np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "keys"))
+    return AttentionQuality(parts[0].thresholds, values, keys, dict(reasons))
+
+
+def measure_attention(
+    model: Matcher,
+    split: PrecompSplit,
+    texts: Captions,
+    grounding: Grounding,
+    thresholds: Sequence[float] | np.ndarray | None = None,
+    iou: float = 0.4,
+    within: str = "max",
+    way: str = "t2i",
+    batch: int = BATCH,
+) -> AttentionQuality:
+    """The metrics of a matcher on every grounded caption of a split, each with its own image.
+
+    texts: where the captions come from, as for ``score_split``. iou: overlap above which a region is relevant.
+    Captions go through the model ``batch`` at a time, so that memory does not grow with their number.
+    """
+    checked = _checked(THRESHOLDS if thresholds is None else thresholds, within)
+    check_split(split, grounding)
+    boxless = sum(not len(phrase.boxes) for phrases in grounding.phrases for phrase in phrases)
+    nothing = np.zeros((0, len(checked), 3)), np.zeros((0, 2), dtype=np.int64)
+    parts = [AttentionQuality(checked, *nothing, {NO_BOX: boxless})]
+    boxed = [c for c, phrases in enumerate(grounding.phrases) if any(len(phrase.boxes) for phrase in phrases)]
+    with evaluating(model) as device:
+        for start in bar(range(0, len(boxed), batch), "attention", "batch"):
+            captions = np.array(boxed[start : start + batch])
+            pictures, which = np.unique(split.owner[captions], return_inverse=True)  # each is encoded once
+            images, words = image_batch(split, pictures), texts.batch(captions, spans=True)
+            encoded = model.encode_images(images.to(device))[torch.from_numpy(which).to(device)]
+            seen = model.attention(encoded, model.encode_texts(words.to(device)))
+            look = _look(model, seen, way, (*words.spans.shape[:2], images.mask.shape[1]))
+            truth = _truth(grounding, captions, words.spans, images.boxes.numpy()[which], look, iou)
+            weights = look.weights.masked_fill(~look.key_mask[:, None, :], 0).float().flatten(0, 1)
+            parts.append(_values(weights.cpu().numpy(), *truth, checked, within))
+    return _join(parts)
+
+
+def _truth(
+    grounding: Grounding, captions: np.ndarray, spans: Tensor, boxes: np.ndarray, look: Attention, iou: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of a batch whose phrases are numbered through: phrase of each word, relevant regions and key of each phrase."""
+    words, regions = (mask.cpu().numpy() for mask in (look.query_mask, look.key_mask))
+    phrase, relevant, keys = np.full(words.shape, NOT_A_PHRASE), [], []
+    for row, caption in enumerate(captions):
+        own = phrase_of_words(spans[row], grounding.phrases[caption])
+        for place, one in enumerate(grounding.phrases[caption]):
+            if len(one.boxes):
+                phrase[row, (own == place) & words[row]] = len(keys)
+                relevant.append(relevance(boxes[row], one.boxes, iou) & regions[row])
+                keys.append((int(caption), place))
+    return phrase.reshape(-1), np.stack(relevant), np.array(keys)
+
+
+def check_split(split: PrecompSplit, grounding: Grounding) -> None:
+    """What ``measure_attention`` needs is there: boxes of the regions in pixels, and phrases of these captions."""
+    path = split.root / f"{split.name}_boxes.npy"
+    if split.boxes is None:
+        raise input_error(path, "no such file", "the boxes of the regions, in pixels")
+    if split.boxes.shape[-1] != 4:
+        raise input_error(path, f"{split.boxes.shape[-1]} numbers a region", "x1 y1 x2 y2 in pixels")
+    if split.box_shares and split.sizes is None:
+        hint = f"Add {split.name}_sizes.npy, width and height of the pictures: then they are read as pixels."
+        raise input_error(path, "shares of the sides, from 0 to 1", "x1 y1 x2 y2 in pixels", hint)
+    if len(grounding.phrases) != split.n_captions:
+        found = f"phrases of {len(grounding.phrases):,} captions"
+        raise input_error("grounding", found, f"{split.n_captions:,}, as in split {split.name}")
+
+
+def _look(model: Matcher, seen: dict[str, Attention], way: str, shape: tuple[int, int, int]) -> Attention:
+    """The attention asked for, if the model has it and its queries are the tokens of the captions."""
+    name = type(model).__name__
+    if way == "i2t" or way not in seen:
+        found = f"attention {way!r} (the model offers {', '.join(sorted(seen)) or 'none'})"
+        raise input_error(name, found, "words that look at regions, as 't2i' does")
+    if (own := tuple(seen[way].weights.shape)) != shape:
+        raise input_error(name, f"weights {way!r} of shape {own}", f"{shape}: captions, tokens, regions")
+    return seen[way]

@@ -1,0 +1,300 @@
+"""Ranks, recalls, folds and their uncertainty, from score matrices.
+
+Everything starts from a rank: how many wrong candidates stand before the right one. 0 is the best rank.
+For an image the right one is the best of its own captions, for a caption it is the image it was written for.
+
+**Ties and NaN can only hurt.** A wrong candidate with exactly the score of the right one counts as standing
+before it: a model that gives every pair the same score gets nothing right. (Counting only strictly higher
+scores calls the same model perfect.) A NaN is never a hit: a right candidate that scores NaN comes after all
+others, and a wrong candidate that scores NaN counts as standing before the right one, so that no model gains by
+producing them. (Sorting, as the public code does, puts NaN first and calls it a hit.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from itm_utils.errors import ItmError, input_error
+from itm_utils.matcher import Scores
+
+CUTOFFS = (1, 5, 10)
+BLOCK_BYTES = 32 * 2**20  # comparisons are made a few rows at a time, within the processor's caches
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Retrieval in one direction: recalls in percent, ranks counted from 1 as the papers print them."""
+
+    r1: float
+    r5: float
+    r10: float
+    median_rank: float
+    mean_rank: float
+
+    @property
+    def recall_sum(self) -> float:
+        return self.r1 + self.r5 + self.r10
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Both directions under one protocol.
+
+    protocol: ``"all n"`` (every image against every caption), or ``"5 folds of n"``. On COCO's ``testall`` these
+        are the papers' 5K and 1K; see :func:`coco_protocol`.
+    models: 1 for a single model, more for an ensemble, 0 for none; every printed result says which.
+    """
+
+    i2t: Direction
+    t2i: Direction
+    protocol: str
+    models: int = 1
+
+    @property
+    def rsum(self) -> float:
+        """Sum of the six recalls."""
+        return self.i2t.recall_sum + self.t2i.recall_sum
+
+    @property
+    def label(self) -> str:
+        kind = {0: "no model", 1: "single model"}.get(self.models, f"ensemble of {self.models}")
+        return f"{kind}, {self.protocol}"
+
+    def as_dict(self) -> dict[str, float]:
+        """Flat names for logs, receipts and tables."""
+        named = {f"i2t_r{k}": getattr(self.i2t, f"r{k}") for k in CUTOFFS}
+        named |= {f"t2i_r{k}": getattr(self.t2i, f"r{k}") for k in CUTOFFS}
+        return named | {"rsum": self.rsum}
+
+    def __str__(self) -> str:
+        rows = [f"{self.label}: rsum {self.rsum:.1f}"]
+        for name, side in (("image to text", self.i2t), ("text to image", self.t2i)):
+            rows.append(
+                f"  {name}: R@1 {side.r1:.1f}  R@5 {side.r5:.1f}  R@10 {side.r10:.1f}"
+                f"  median rank {side.median_rank:g}  mean rank {side.mean_rank:.1f}"
+            )
+        return "\n".join(rows)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """i2t: (i,) rank of the best own caption of each image. t2i: (c,) rank of the own image of each caption."""
+
+    i2t: np.ndarray
+    t2i: np.ndarray
+
+
+def five_captions_each(images: int) -> np.ndarray:
+    """(c,) owner of each caption where every image has five, as in the public files."""
+    return np.repeat(np.arange(images), 5)
+
+
+def retrieval_ranks(scores: Scores, owner: np.ndarray) -> Ranks:
+    """Ranks in both directions, each from its own matrix.
+
+    scores: i2t and t2i of shape (i, c). owner: (c,) image of each caption, in order.
+    """
+    i2t, t2i = score_matrix(scores.i2t, "i2t"), score_matrix(scores.t2i, "t2i")
+    owner = np.asarray(owner)
+    images = _check_owner(owner, i2t, t2i)
+    return Ranks(i2t=_image_ranks(i2t, owner, images), t2i=_caption_ranks(t2i, owner))
+
+
+def summarise(ranks: Ranks, protocol: str, models: int = 1) -> Retrieval:
+    """Recalls and rank statistics of ranks."""
+    return Retrieval(_direction(ranks.i2t), _direction(ranks.t2i), protocol, models)
+
+
+def evaluate(scores: Scores, owner: np.ndarray) -> Retrieval:
+    """Every image against every caption. On COCO's 5,000 test images this is the papers' 5K."""
+    ranks = retrieval_ranks(scores, owner)
+    return summarise(ranks, f"all {len(ranks.i2t)}", scores.models)
+
+
+def evaluate_folds(scores: Scores, owner: np.ndarray, folds: int = 5) -> Retrieval:
+    """The mean over consecutive blocks of images with their own captions only.
+
+    On COCO's 5,000 test images this is the papers' 1K, and nothing else is: the first thousand alone is
+    another number.
+    """
+    parts = fold_ranks(scores, owner, folds)
+    joined = Ranks(*(np.concatenate([getattr(part, way) for part in parts]) for way in ("i2t", "t2i")))
+    return summarise_folds(joined, owner, folds, scores.models)
+
+
+def summarise_folds(ranks: Ranks, owner: np.ndarray, folds: int, models: int = 1) -> Retrieval:
+    """Recalls of ranks that were found within each of ``folds`` equal blocks of images: the mean over the blocks."""
+    size = len(ranks.i2t) // folds
+    if folds == 1:
+        return summarise(ranks, f"all {size}", models)
+    cuts = np.searchsorted(owner, np.arange(0, size * folds + 1, size))
+    parts = [
+        summarise(Ranks(ranks.i2t[size * n : size * (n + 1)], ranks.t2i[cuts[n] : cuts[n + 1]]), "")
+        for n in range(folds)
+    ]
+    return Retrieval(
+        i2t=_mean_direction([part.i2t for part in parts]),
+        t2i=_mean_direction([part.t2i for part in parts]),
+        protocol=f"{folds} folds of {size}",
+        models=models,
+    )
+
+
+def coco_protocol(result: Retrieval, split: str) -> Retrieval:
+    """Give a result on COCO's ``testall`` the papers' name: 1K for five folds of 1,000, 5K for all 5,000.
+
+    Size alone does not earn the name: COCO's validation split has 5,000 images too.
+    """
+    names = {"5 folds of 1000": "1K", "all 5000": "5K"}
+    if split != "testall" or result.protocol not in names:
+        raise input_error(
+            "protocol", f"{result.protocol} of split {split}", "all 5,000 images of testall, whole or in 5 folds"
+        )
+    return replace(result, protocol=names[result.protocol])
+
+
+def fold_ranks(scores: Scores, owner: np.ndarray, folds: int) -> list[Ranks]:
+    """Ranks within each of ``folds`` consecutive blocks of images."""
+    owner = np.asarray(owner)
+    images = _check_owner(owner, score_matrix(scores.i2t, "i2t"), score_matrix(scores.t2i, "t2i"))
+    if folds < 1 or images % folds:
+        raise input_error("folds", f"{images} images to cut into {folds}", "equal blocks")
+    size = images // folds
+    ranks = []
+    for first in range(0, images, size):
+        start, stop = np.searchsorted(owner, (first, first + size))
+        rows, columns = slice(first, first + size), slice(int(start), int(stop))
+        block = Scores(i2t=scores.i2t[rows, columns], t2i=scores.t2i[rows, columns])
+        ranks.append(retrieval_ranks(block, owner[columns] - first))
+    return ranks
+
+
+def ensemble(parts: list[Scores]) -> Scores:
+    """The mean of several models' matrices, before ranking. What evaluates it says that it is an ensemble."""
+    shapes = {(tuple(part.i2t.shape), tuple(part.t2i.shape)) for part in parts}
+    if len(shapes) != 1:
+        raise input_error("ensemble", f"matrices of shapes {sorted(shapes)}", "one shape")
+    models = sum(part.models for part in parts)
+    i2t = sum(part.i2t for part in parts) / len(parts)
+    decoupled = any(part.decoupled for part in parts)
+    return Scores(i2t=i2t, t2i=sum(part.t2i for part in parts) / len(parts) if decoupled else i2t, models=models)
+
+
+def bootstrap_intervals(
+    ranks: Ranks, owner: np.ndarray, level: float = 0.95, samples: int = 1000, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """Percentile intervals of the six recalls and rsum over resampled *images*, each with its own captions.
+
+    Captions of one picture are not independent queries; drawing them one by one would make the t2i interval
+    too narrow.
+    """
+    tail = 100 * (1 - level) / 2
+    resampled = resampled_recalls(ranks, owner, samples, seed)
+    return {name: tuple(float(q) for q in np.percentile(v, (tail, 100 - tail))) for name, v in resampled.items()}
+
+
+def resampled_recalls(ranks: Ranks, owner: np.ndarray, samples: int, seed: int) -> dict[str, np.ndarray]:
+    """(samples,) values of the six recalls and of rsum, one for each drawn set of images with their captions.
+
+    The same seed draws the same images, whatever the ranks: that is what makes two runs comparable.
+    """
+    owner = np.asarray(owner)
+    images = len(ranks.i2t)
+    draws = np.random.default_rng(seed).multinomial(images, np.full(images, 1 / images), size=samples)
+    captions = np.bincount(owner, minlength=images)
+    recalls = {}
+    for k in CUTOFFS:
+        recalls[f"i2t_r{k}"] = 100 * (draws @ (ranks.i2t < k)) / images
+    for k in CUTOFFS:
+        hits = np.bincount(owner, weights=ranks.t2i < k, minlength=images)
+        recalls[f"t2i_r{k}"] = 100 * (draws @ hits) / (draws @ captions)
+    recalls["rsum"] = sum(recalls.values())
+    return recalls
+
+
+def chance(images: int, owner: np.ndarray) -> Retrieval:
+    """What a random order gives on average: the number every other number should be read against."""
+    captions = len(owner)
+    per_image = np.bincount(np.asarray(owner), minlength=images)
+    # An image misses its top k when all k places go to other images' captions.
+    missed = {
+        k: np.prod([(captions - per_image - j).clip(0) / max(captions - j, 1) for j in range(k)], axis=0)
+        for k in CUTOFFS
+    }
+    i2t = {f"r{k}": float(100 * (1 - missed[k]).mean()) for k in CUTOFFS}
+    t2i = {f"r{k}": 100.0 * min(k, images) / images for k in CUTOFFS}
+    mean_i2t = float(((captions - per_image) / (per_image + 1)).mean()) + 1
+    nan = float("nan")
+    return Retrieval(
+        i2t=Direction(**i2t, median_rank=nan, mean_rank=mean_i2t),
+        t2i=Direction(**t2i, median_rank=nan, mean_rank=(images + 1) / 2),
+        protocol="random order",
+        models=0,
+    )
+
+
+def score_matrix(scores: Tensor | np.ndarray, name: str) -> np.ndarray:
+    """Scores of one direction as a numpy matrix (i, c), copied only where they must be."""
+    if isinstance(scores, Tensor):
+        # numpy knows no bfloat16; float32 holds each of its numbers exactly
+        scores = (scores.float() if scores.dtype == torch.bfloat16 else scores).detach().cpu().numpy()
+    matrix = np.asarray(scores)
+    if matrix.ndim != 2 or matrix.size == 0:
+        raise input_error(f"{name} scores", f"shape {matrix.shape}", "(images, captions)")
+    return matrix
+
+
+def _check_owner(owner: np.ndarray, i2t: np.ndarray, t2i: np.ndarray) -> int:
+    """The number of images, once matrices and owners are known to fit."""
+    images, captions = i2t.shape
+    if t2i.shape != i2t.shape:
+        raise input_error("t2i scores", f"shape {t2i.shape}", f"{i2t.shape} as i2t; rows are images in both")
+    if owner.shape != (captions,):
+        raise input_error("owner", f"shape {owner.shape}", f"the image of each of {captions} captions")
+    if (np.diff(owner) < 0).any() or not np.array_equal(np.unique(owner), np.arange(images)):
+        raise ItmError(f"owner: every image from 0 to {images - 1} needs a caption, and captions follow their images")
+    return images
+
+
+def _image_ranks(scores: np.ndarray, owner: np.ndarray, images: int) -> np.ndarray:
+    captions = len(owner)
+    own = scores[owner, np.arange(captions)]
+    first = np.searchsorted(owner, np.arange(images))
+    best = np.fmax.reduceat(own, first)  # ignores NaN unless an image has nothing else
+    before = np.empty(images, dtype=np.int64)
+    for rows in _row_blocks(scores):
+        # "not below" is true for higher scores, ties and NaN alike
+        before[rows] = np.count_nonzero(~(scores[rows] < best[rows, None]), axis=1)
+    before -= np.add.reduceat(~(own < best[owner]), first, dtype=np.int64)
+    before[np.isnan(best)] = captions
+    return before
+
+
+def _caption_ranks(scores: np.ndarray, owner: np.ndarray) -> np.ndarray:
+    images, captions = scores.shape
+    own = scores[owner, np.arange(captions)]
+    before = np.zeros(captions, dtype=np.int64)
+    for rows in _row_blocks(scores):
+        before += np.count_nonzero(~(scores[rows] < own), axis=0)
+    before -= 1  # the own image is not below itself
+    before[np.isnan(own)] = images
+    return before
+
+
+def _row_blocks(scores: np.ndarray) -> list[slice]:
+    rows = max(1, BLOCK_BYTES // (scores.shape[1] * scores.itemsize))
+    return [slice(start, start + rows) for start in range(0, len(scores), rows)]
+
+
+def _direction(ranks: np.ndarray) -> Direction:
+    recalls = {f"r{k}": float(100.0 * np.mean(ranks < k)) for k in CUTOFFS}
+    return Direction(**recalls, median_rank=float(np.floor(np.median(ranks)) + 1), mean_rank=float(ranks.mean() + 1))
+
+
+def _mean_direction(parts: list[Direction]) -> Direction:
+    names = ("r1", "r5", "r10", "median_rank", "mean_rank")
+    return Direction(**{name: float(np.mean([getattr(part, name) for part in parts])) for name in names})

@@ -1,0 +1,96 @@
+"""What makes a run faster leaves its scores as they are, as far as the page on using the book promises."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from test_devices import MATCHERS
+
+from itm_utils.data.batches import PairDataset
+from itm_utils.matcher import Matcher, OfflineNegatives, PairBatch
+from itm_utils.models.scan import SCAN
+from itm_utils.models.vsepp import VSEPP, HingeTriplet
+from itm_utils.training.loop import TrainConfig, compiled_scores, train
+
+PAGE = (Path(__file__).resolve().parents[2] / "book/how-to-use.md").read_text(encoding="utf-8")
+
+
+def promised(parameter: str) -> float:
+    """By how much a score may differ, from the line of a table that begins with this parameter."""
+    return float(re.search(rf"^\| `{parameter}.*\| at most ([\d.]+)", PAGE, re.MULTILINE)[1])
+
+
+def made(matcher: type[Matcher], pairs: PairDataset) -> Matcher:
+    torch.manual_seed(0)
+    return small(matcher, 30, pairs.split.feature_dim)
+
+
+def scores_of(model: Matcher, batch: PairBatch) -> torch.Tensor:
+    return model.score(model.encode_images(batch.images), model.encode_texts(batch.texts)).i2t.float()
+
+
+@pytest.mark.parametrize("matcher", MATCHERS, ids=lambda cls: cls.__name__)
+def test_half_precision(matcher: type[Matcher], any_pairs: PairDataset) -> None:
+    model, batch = made(matcher, any_pairs).eval(), any_pairs[list(range(0, 60, 3))]
+    with torch.inference_mode():
+        whole = scores_of(model, batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = scores_of(model, batch)
+    assert 0 < (whole - half).abs().max() <= promised("precision=bf16")
+
+
+COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+
+
+@COMPILER
+@pytest.mark.parametrize("matcher", [SCAN, VSEPP], ids=lambda cls: cls.__name__)
+def test_compiled_scores(matcher: type[Matcher], any_pairs: PairDataset) -> None:
+    """SCAN groups captions by length, and every number of groups is compiled anew: here there is one."""
+    model = made(matcher, any_pairs).eval()
+    lengths = np.asarray(any_pairs.texts.lengths)
+    alike = np.flatnonzero(lengths == np.bincount(lengths).argmax()).tolist()
+    batches = [any_pairs[alike[:count]] for count in (4, 6)]
+    with torch.no_grad():
+        eager = [scores_of(model, batch) for batch in batches]
+        with compiled_scores(model, True):
+            compiled = [scores_of(model, batch) for batch in batches]
+    for one, other in zip(eager, compiled, strict=True):
+        assert (one - other).abs().max() <= promised("compiled=true")
+    assert not {"score", "score_pairs"} & set(vars(model))  # a copy of the model must not call the original's
+
+
+@COMPILER
+def test_a_training_may_be_compiled_and_go_on_without(any_pairs: PairDataset, tmp_path: Path) -> None:
+    config = TrainConfig(epochs=1, batch_size=50, learning_rate=0.01, schedule="constant", device="cpu", seed=1)
+    ends = []
+    for number, compiled in enumerate((False, True)):
+        model = made(VSEPP, any_pairs)
+        train(model, HingeTriplet(), any_pairs, replace(config, compiled=compiled), tmp_path / str(number))
+        ends.append(torch.cat([weight.flatten() for weight in model.parameters()]))
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-3)
+    again = train(made(VSEPP, any_pairs), HingeTriplet(), any_pairs, config, tmp_path / "1")  # compiled before
+    assert [record["step"] for record in again.log] == [1, 2, 3, 4]
+
+
+def test_pinned_batches_hold_the_same_numbers(any_pairs: PairDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor.clone())
+    batch = replace(any_pairs[[0, 7]], offline=OfflineNegatives(any_pairs[[1, 8]], any_pairs[[2, 9]]))
+    copy = batch.pin_memory()
+    for one, other in (
+        (batch, copy),
+        (batch.offline.first, copy.offline.first),
+        (batch.offline.second, copy.offline.second),
+    ):
+        for side in ("images", "texts"):
+            for name, tensor in vars(getattr(one, side)).items():
+                if tensor is not None:
+                    same = getattr(getattr(other, side), name)
+                    assert torch.equal(tensor, same) and any(tensor is seen for seen in pinned)

@@ -1,0 +1,206 @@
+"""The way of a GPU user, on a small Flickr30K and a small COCO: from recipe to receipt to a row beside the paper's.
+
+Models are those of the papers, in their widths; what is small is the data, and with it batches, epochs and lists.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from small_photos import ROOT, TEST, write_small_book
+
+from itm_lab.evidence.ledger import Ledger
+from itm_lab.experiments.cost import plan
+from itm_lab.experiments.ensembles import run_ensembles
+from itm_lab.experiments.recipes import read_recipe
+from itm_lab.experiments.runner import Job, run_jobs, table_of
+from itm_lab.publish.ledger_pages import arm_of, dataset_of, results_page
+from itm_lab.records.parameters import settings_of
+from itm_lab.records.receipts import read_receipt
+
+FEW = {"epochs": 1, "batch_size": 16, "num_workers": 0}
+MORE = FEW | {"epochs": 3}  # chapters that look at dev only in a training of more than two epochs
+DEAR = MORE | {"batch_size": 8}  # pairs are dear here, and a batch has its square of them
+STAGES = MORE | {"inter_epochs": 3, "inter_batch_size": 8}
+LISTS = {"captions_mined": 20, "captions_kept": 10}
+ROUNDS = FEW | LISTS | {"batch_size": 8, "first_epochs": 1, "first_batch_size": 16}
+# Chapter → its recipes, and what is smaller in them than published. On Flickr30K those of chapter 10 share a miner and
+# are a row together; of chapter 11 the second is measured by the first.
+RUNS = {
+    "02_scan": (["02_scan_f30k_t2i_avg", "02_scan_coco_i2t_lse"], FEW),
+    "03_bfan": (["03_bfan_f30k_equal", "03_bfan_coco_prob"], FEW),
+    "05_vsrn": (["05_vsrn_f30k_first", "05_vsrn_coco_first"], FEW),
+    "07_sgraf": (["07_sgraf_f30k_saf", "07_sgraf_coco_sgr"], FEW),
+    "08_mmca": (["08_mmca_f30k", "08_mmca_coco"], DEAR),
+    "09_dcpa": (["09_dcpa_f30k", "09_dcpa_coco_gru"], STAGES),
+    "10_aoq": (["10_aoq_f30k_scan_adapoffquin", "10_aoq_coco_bfan_adapoffquin", "10_aoq_f30k_scan_adapoffquin_i2t"], ROUNDS),
+    "11_ccr_ccs": (["11_ccr_ccs_f30k_scan_baseline", "11_ccr_ccs_coco_saf_both", "11_ccr_ccs_f30k_scan_both"], MORE),
+}  # fmt: skip
+
+
+def changes_of(name: str) -> dict[str, int]:
+    return next(changes for names, changes in RUNS.values() if name in names)
+
+
+def options(name: str, **more: str) -> list[str]:
+    """What a command of ``itm run`` says after the recipe's name; the arm keeps its published one."""
+    variant = read_recipe(ROOT, ROOT / "recipes" / f"{name}.yaml").parameters["variant"]
+    return [f"{key}={value}" for key, value in (changes_of(name) | {"variant": variant} | more).items()]
+
+
+@pytest.fixture(scope="module")
+def small_book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("small_book")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ITM_CACHE", str(root / "cache"))
+        yield write_small_book(root)
+    shutil.rmtree(root / "runs")
+
+
+@pytest.fixture(scope="module")
+def finished(small_book: Path) -> Callable[[str], list[Job]]:
+    """Runs the recipes of a chapter, once; returns their jobs."""
+    done: dict[str, list[Job]] = {}
+
+    def run(chapter: str) -> list[Job]:
+        if chapter not in done:
+            jobs = [job for name in RUNS[chapter][0] for job in plan(small_book, [name], "", "", options(name), [])]
+            failed = run_jobs(jobs, small_book / "receipts", at_a_time=2)
+            for job in failed:
+                print((job.folder / "papermill.log").read_text(encoding="utf-8")[-3000:])
+            assert not failed
+            for checkpoint in small_book.glob("runs/**/step-*.safetensors"):
+                checkpoint.unlink()  # those of VSRN have 2 GB each
+            done[chapter] = jobs
+        return done[chapter]
+
+    return run
+
+
+def receipts_of(job: Job, results: Path) -> list[dict]:
+    found = [read_receipt(path) for path in sorted((results / job.recipe.chapter).glob("*.json"))]
+    known = job.parameters["variant"], job.data.name
+    return [receipt for receipt in found if (receipt["variant"], receipt["dataset"]["name"]) == known]
+
+
+@pytest.mark.parametrize("chapter", RUNS)
+def test_recipes_run_to_a_receipt_and_a_row(chapter: str, finished: Callable, small_book: Path) -> None:
+    jobs = finished(chapter)
+    rows = list(table_of(small_book / "receipts", run_ensembles(jobs, small_book / "receipts")))
+    for job in jobs:
+        receipts = receipts_of(job, small_book / "receipts")
+        coco = job.data.name == "coco_precomp"
+        protocols = {f"all {TEST}", f"5 folds of {TEST // 5}"} if coco else {f"all {TEST}"}
+        assert {receipt["protocol"] for receipt in receipts} == protocols
+        for receipt in receipts:
+            published = settings_of(job.recipe.values())
+            assert receipt["parameters"] == published | settings_of(changes_of(job.recipe.name))
+            assert receipt["run"]["device"] != "auto"
+            shown = f"{receipt['metrics']['rsum']['value']:8.1f}  {job.data.name} {receipt['protocol']}, 1 seed"
+            assert any(row.startswith(f"{receipt['variant']:28} 1 model") and shown in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("chapter", "paper", "row"),
+    [
+        ("08_mmca", "MMCA", "| **MMCA**"),
+        ("09_dcpa", "DCPA", "| **DCPA Full-Model BERT**"),
+        ("10_aoq", "AOQ", "| **SCAN + AdapOffQuin (Eq. 5)**"),
+        ("11_ccr_ccs", "CCR_CCS", "| SCAN CCR+CCS |"),
+    ],
+)
+def test_a_receipt_stands_beside_the_row_of_its_paper(
+    chapter: str, paper: str, row: str, finished: Callable, small_book: Path
+) -> None:
+    run_ensembles(finished(chapter), small_book / "receipts")
+    ledger = Ledger(small_book)
+    assert ledger.datasets["f30k"] == {"images": 1000}
+    ledger.datasets["f30k"] = {"images": TEST}
+    page = [line.replace("\\", "") for line in results_page(ledger, paper)]
+    lines = [line for line in page if line.startswith(row)]
+    assert any(re.search(r"\| \d+\.\d \[\d+\.\d, \d+\.\d\] \(1\) \|$", line) for line in lines), lines
+
+
+@pytest.mark.parametrize("name", ["02_scan_f30k_t2i_avg", "08_mmca_coco"])
+def test_the_command_of_a_recipe_gives_the_same_with_papermill_alone(
+    name: str, finished: Callable, small_book: Path
+) -> None:
+    text = (ROOT / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    command = shlex.split(re.search(r"^#   (papermill .+)$", text, re.MULTILINE)[1])
+    assert (ROOT / command[2]).parent.is_dir()  # papermill makes no folders
+    smaller = [word for key, value in changes_of(name).items() for word in ("-p", key, str(value))]
+    subprocess.run([sys.executable, "-m", *command, *smaller], cwd=small_book, check=True, capture_output=True)
+    job = next(job for job in finished(name[:7]) if job.recipe.name == name)
+    alone, ours = (receipts_of(job, place) for place in (small_book / "runs" / name, small_book / "receipts"))
+    assert [one["ranks"] for one in alone] == [one["ranks"] for one in ours]
+    assert [one["parameters"] for one in alone] == [one["parameters"] for one in ours]
+
+
+@pytest.mark.parametrize(
+    ("name", "shared", "second", "all_steps"),
+    [("09_dcpa_f30k", "stage_one", "inter", 9), ("10_aoq_f30k_scan_adapoffquin", "round_one", "final", 3)],
+)
+def test_killed_in_its_second_stage_a_run_ends_with_the_same_ranks(
+    name: str, shared: str, second: str, all_steps: int, finished: Callable, small_book: Path
+) -> None:
+    job = next(job for job in finished(name[: name.index("_", 3)]) if job.recipe.name == name)
+    cut = f"runs/cut_{second}"
+    changes = options(job.recipe.name, run_dir=cut, **{shared: f"{cut}/first"})
+    changes = [word for change in changes for word in ("-p", change)]
+    itm = str(Path(sys.executable).with_name("itm"))
+    command = [itm, "run", job.recipe.name, *changes, "--receipts", str(small_book / cut / "receipts")]
+    running = subprocess.Popen(command, cwd=small_book, stdout=subprocess.DEVNULL)
+    log, deadline = small_book / cut / "s0" / second / "log.jsonl", time.monotonic() + 600
+    while not (log.is_file() and log.read_text(encoding="utf-8")):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    for process in (psutil.Process(running.pid), *psutil.Process(running.pid).children(recursive=True)):
+        process.kill()
+    running.wait()
+    steps = [line for line in log.read_text(encoding="utf-8").splitlines() if '"loss"' in line]
+    assert len(steps) < all_steps and not (small_book / cut / "receipts").exists()
+    made = [*(small_book / cut / "first").rglob("step-*.safetensors"), *(small_book / cut / "first").rglob("*.npy")]
+    written = {path: path.stat().st_mtime_ns for path in made}
+    assert written
+    subprocess.run(command, cwd=small_book, check=True, capture_output=True)
+    # The first training was read, and so were the lists that were mined with it: nothing was made again.
+    assert {path: path.stat().st_mtime_ns for path in made} == written
+    whole, resumed = (receipts_of(job, small_book / place)[0] for place in ("receipts", f"{cut}/receipts"))
+    assert resumed["ranks"] == whole["ranks"] and resumed["metrics"]["rsum"] == whole["metrics"]["rsum"]
+
+
+# Methods that the four papers print for comparison, with the numbers of others.
+OTHERS = {
+    "CAMP", "CMPM", "DAN", "DPC", "DSPE", "DVSA", "GSMN", "GXN", "IMRAM", "JGCAR", "PVSE", "SAN", "SCAN", "SCO", "SMFEA",
+    "Unicoder-VL", "VSE++", "WCGL",
+}  # fmt: skip
+
+
+def test_every_own_row_of_the_four_papers_has_a_recipe() -> None:
+    ledger = Ledger()
+    recipes = [read_recipe(ROOT, path) for path in sorted((ROOT / "recipes").glob("*.yaml"))]
+    variants = {(one.parameters["dataset"], one.parameters["variant"]) for one in recipes}
+    members = Counter((one.parameters["dataset"], one.ensemble) for one in recipes)
+    variants |= {row for row, count in members.items() if count > 1}
+    assert set(ledger.results) == {"AOQ", "CCR_CCS", "DCPA", "MMCA"}
+    without = []
+    for paper, content in ledger.results.items():
+        for table, body in content["tables"].items():
+            for block, row in ((part, row) for part in body["blocks"] for row in part["rows"]):
+                variant = arm_of(ledger, f"{paper} {table}", row)
+                data = f"data/{dataset_of(block).removesuffix(' 5K')}_precomp"
+                if variant and (data, variant[0]) not in variants:
+                    without.append(f"{paper} {table}: {variant[0]} on {data}")
+                elif not variant and (row.get("method") not in OTHERS or paper in ("AOQ", "CCR_CCS")):
+                    without.append(f"{paper} {table}: no arm for {row}")  # these two print only rows of their own
+    assert not without

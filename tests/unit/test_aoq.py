@@ -1,0 +1,687 @@
+"""AOQ: every loss as loops in double precision, equation 6 by finite differences, masks, the objective, the measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from itm_lab.evidence.ledger import Ledger
+from itm_lab.parity.comparison import Table
+from itm_lab.parity.reference_cases import run_folder
+from itm_lab.records.parameters import declared_parameters
+from itm_lab.records.rules import comparisons
+from itm_utils.errors import ItmError
+from itm_utils.matcher import ImageBatch, Matcher, OfflineNegatives, PairBatch, Scores, TextBatch
+from itm_utils.models import aoq
+from itm_utils.models.aoq import (
+    KINDS,
+    Line,
+    OfflineLoss,
+    OfflineScores,
+    Penalty,
+    ScoreLoss,
+    asked_of,
+    build,
+    build_miner,
+    chance_of_top,
+    cross_ranks,
+    cross_shares,
+    dev_curves,
+    epochs_to,
+    equation_6,
+    expected_rank,
+    false_shares,
+    hardest,
+    held_out_lines,
+    mean_right_score,
+    online_curves,
+    online_ranks,
+    score_gaps,
+    stages_of,
+)
+from itm_utils.models.bfan import BFAN
+from itm_utils.models.mmca import MMCA, HardNegativeTripletLoss
+from itm_utils.models.scan import SCAN
+from itm_utils.models.vsepp import VSEPP, HingeTriplet, hinge_loss
+from itm_utils.models.vsrn import VSRN
+
+ROOT = Path(__file__).resolve().parents[2]
+EXACT = {"rtol": 1e-9, "atol": 1e-11}
+IDS = torch.tensor([0, 1, 2, 1, 3, 3])  # two pictures stand twice in the batch
+GIVEN = {"margin": 0.3, "offline_margin": 0.05, "alpha": 0.4, "beta": 1.2}
+
+
+# ---------------------------------------------------------------- losses, by loops
+
+
+def draws(seed: int = 0) -> tuple[Scores, OfflineScores]:
+    """A decoupled square of scores and the four offline vectors, in double precision, with gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    size = len(IDS)
+    squares = [torch.rand(size, size, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    # up to 1.6: some weights are negative before an open hinge
+    vectors = [(1.6 * torch.rand(size, generator=generator, dtype=torch.float64)).requires_grad_() for _ in range(4)]
+    return Scores(*squares), OfflineScores(*vectors)
+
+
+def loss_by_loop(
+    scores: Scores, offline: OfflineScores, ids: Tensor, kind: str, margin: float, offline_margin: float, alpha: float,
+    beta: float, weigh_by: str = "offline", detach: bool = False, clamp: bool = False, squared: bool = False,
+) -> Tensor:  # fmt: skip
+    """One pair after the other, one term after the other."""
+    total = torch.zeros((), dtype=torch.float64)
+
+    def hinge(room: float, right: Tensor, wrong: Tensor) -> Tensor:
+        short = room - right + wrong
+        short = short if short > 0 else short * 0
+        return short * short if squared else short
+
+    for b in range(len(ids)):
+        wrong = [n for n in range(len(ids)) if ids[n] != ids[b]]
+        c_on = max(wrong, key=lambda n: scores.i2t[b, n].item())
+        i_on = max(wrong, key=lambda n: scores.t2i[n, b].item())
+        belong = bool(ids[i_on] == ids[c_on])
+        sides = [
+            (scores.i2t[b, b], scores.i2t[b, c_on], offline.caption[b], offline.first[b], scores.i2t[i_on, c_on]),
+            (scores.t2i[b, b], scores.t2i[i_on, b], offline.image[b], offline.second[b], scores.t2i[c_on, i_on]),
+        ]
+        for right, near, listed, derived, derived_online in sides:
+            weight = torch.ones((), dtype=torch.float64)
+            if kind == "AdapOffQuin":
+                weight = beta - ((listed if weigh_by == "offline" else right) - near) / alpha
+                weight = weight * 0 if clamp and weight < 0 else weight
+                weight = weight.detach() if detach else weight
+            if kind != "OnlyOffline":
+                total = total + weight * hinge(margin, right, near)
+            if kind != "online":
+                total = total + hinge(offline_margin, right, listed)
+            if kind in ("OffQuin", "AdapOffQuin", "OnlyOffline"):
+                total = total + hinge(offline_margin, right, derived)
+            if kind == "OnlineQuin" and not belong:
+                total = total + hinge(offline_margin, right, derived_online)
+    return total
+
+
+def slopes(value: Tensor, scores: Scores, offline: OfflineScores) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(value, [scores.i2t, scores.t2i, *offline], materialize_grads=True)
+
+
+SETTINGS = [{"kind": kind} for kind in KINDS] + [
+    {"kind": "AdapOffQuin", **more}
+    for more in (
+        {"weigh_by": "positive"},
+        {"detach": True},
+        {"clamp": True},
+        {"squared": True},
+        {"detach": True, "clamp": True, "squared": True},
+        {"weigh_by": "positive", "detach": True},
+    )
+]
+
+
+@pytest.mark.parametrize("ids", [IDS, torch.arange(len(IDS))], ids=["by picture", "diagonal"])
+@pytest.mark.parametrize("settings", [*SETTINGS, {"kind": "OnlineQuin", "squared": True}], ids=str)
+def test_every_loss_is_its_loop_with_all_gradients(settings: dict, ids: Tensor) -> None:
+    same = ids[:, None] == ids
+    for seed in range(4):
+        scores, offline = draws(seed)
+        expected = loss_by_loop(scores, offline, ids, **GIVEN, **settings)
+        found = ScoreLoss(**GIVEN, **settings).of_scores(scores, same, offline)
+        torch.testing.assert_close(found, expected, **EXACT)
+        pairs = zip(slopes(found, scores, offline), slopes(expected, scores, offline), strict=True)
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs, **EXACT)
+
+
+def test_the_settings_are_all_different_losses() -> None:
+    scores, offline = draws()
+    same = IDS[:, None] == IDS
+    values = [ScoreLoss(**GIVEN, **s).of_scores(scores, same, offline).item() for s in SETTINGS]
+    different = {round(value, 9) for value in values}
+    assert len(different) == len(values) - 2  # what is detached differs in its slopes alone
+
+
+def test_online_is_the_hardest_hinge_of_chapter_01() -> None:
+    scores, _ = draws()
+    same = torch.eye(len(IDS), dtype=torch.bool)
+    found = ScoreLoss("online", margin=0.3).of_scores(scores, same)
+    torch.testing.assert_close(found, hinge_loss(scores, 0.3, hardest=True), **EXACT)
+
+
+def test_flat_weights_give_equation_4() -> None:
+    scores, offline = draws()
+    same = IDS[:, None] == IDS
+    flat = ScoreLoss(alpha=1e12, beta=1.0).of_scores(scores, same, offline)
+    torch.testing.assert_close(flat, ScoreLoss("OffQuin").of_scores(scores, same, offline), rtol=1e-9, atol=1e-9)
+
+
+# ---------------------------------------------------------------- equation 6
+
+
+def random_line(count: int = 2000) -> Line:
+    """Lines away from the kinks of their hinges."""
+    values = torch.rand(4, count, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    kinks = [0.2 - values[0] + values[1], values[2] - values[0], values[3] - values[0]]
+    return Line(*values[:, torch.stack(kinks).abs().amin(dim=0) > 1e-3])
+
+
+@pytest.mark.parametrize("place", range(4), ids=Line._fields)
+def test_equation_6_by_finite_differences_and_by_autograd(place: int) -> None:
+    line, penalty, step = random_line(), Penalty(), 1e-5
+    name = Line._fields[place]
+    claimed = equation_6(line, penalty)[place]
+    up, down = (penalty.cost(line._replace(**{name: line[place] + sign * step})) for sign in (1, -1))
+    torch.testing.assert_close((up - down) / (2 * step), claimed, rtol=0, atol=1e-7)
+    moving = line[place].clone().requires_grad_()
+    automatic = torch.autograd.grad(penalty.cost(line._replace(**{name: moving})).sum(), moving)[0]
+    torch.testing.assert_close(automatic, claimed, **EXACT)
+    if name != "derived":  # the weight takes part: detached, the slopes are others
+        detached = Penalty(detach=True).cost(line._replace(**{name: moving})).sum()
+        assert not torch.allclose(torch.autograd.grad(detached, moving)[0], claimed) or name == "positive"
+
+
+def test_where_the_chapter_disagrees_with_the_papers_text() -> None:
+    penalty = Penalty()
+
+    def at(positive: float, online: float, offline: float) -> Line:
+        return equation_6(
+            Line(*(torch.tensor([x], dtype=torch.float64) for x in (positive, online, offline, -1))), penalty
+        )
+
+    assert at(0.6, 0.6, 0.8).offline.item() == pytest.approx(1 - 0.2 / 0.3)  # not neutral where both score alike
+    assert at(0.6, 0.7, 0.8).offline.item() == pytest.approx(0)
+    assert at(0.6, 0.5, 0.5).offline.item() < 0  # pulled up below the right pair
+    pushes = [at(0.6, online, 0.8).online.item() for online in (0.5, 0.6, 0.7, 0.8, 0.9)]
+    assert np.allclose(np.diff(pushes), 2 * 0.1 / 0.3)  # linear: no peak near the mean
+    assert at(0.6, 0.41, 0.9).online.item() < 0  # a negative weight pulls the online pair up
+
+
+# ---------------------------------------------------------------- batches that have nobody wrong
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_without_wrong_pairs_has_no_online_terms(kind: str) -> None:
+    scores, offline = draws()
+    same = torch.ones(6, 6, dtype=torch.bool)
+    loss = ScoreLoss(kind)
+    found = loss.of_scores(scores, same, offline)
+    expected = ScoreLoss("OnlyOffline").of_scores(scores, same, offline)
+    if kind in ("OffTri", "OnlineQuin"):
+        hinges = (offline.caption - scores.i2t.diagonal()).relu() + (offline.image - scores.t2i.diagonal()).relu()
+        expected = hinges.sum()
+    elif kind == "online":
+        expected = torch.zeros((), dtype=torch.float64)
+    torch.testing.assert_close(found, expected, **EXACT)
+    assert all(slope.isfinite().all() for slope in slopes(found + 0 * scores.i2t.sum(), scores, offline))
+
+
+def test_the_hardest_is_never_of_the_same_picture() -> None:
+    square = torch.zeros(6, 6)
+    square[1, 3] = square[3, 1] = 9.0  # another caption of the same picture
+    square[1, 4], square[5, 3] = 1.0, 2.0
+    captions, images = hardest(Scores.same(square), IDS[:, None] == IDS)
+    assert captions[1] == 4 and images[3] == 5
+    captions, images = hardest(Scores.same(square), torch.eye(6, dtype=torch.bool))
+    assert captions[1] == 3 and images[3] == 1
+
+
+# ---------------------------------------------------------------- the objective with real matchers
+
+
+def pair_batch(seed: int, ids: Tensor, token_dim: int = 0, longest: int = 5) -> PairBatch:
+    generator = torch.Generator().manual_seed(seed)
+    size = len(ids)
+    regions = torch.randn(size, 4, 6, generator=generator, dtype=torch.float64)
+    images = ImageBatch(regions, torch.ones(size, 4, dtype=torch.bool), ids)
+    lengths = torch.randint(2, longest + 1, (size,), generator=generator)
+    lengths[0] = longest
+    words = torch.randint(1, 20, (size, longest), generator=generator)
+    texts = TextBatch(lengths, torch.arange(size), words * (torch.arange(longest) < lengths[:, None]))
+    if token_dim:
+        states = torch.randn(size, longest, token_dim, generator=generator, dtype=torch.float64)
+        texts = replace(texts, words=None, features=states)
+    return PairBatch(images, texts)
+
+
+def whole_batch(token_dim: int = 0) -> PairBatch:
+    """Right pairs, and both sets of offline pairs with captions of other lengths."""
+    parts = [
+        pair_batch(n, ids, token_dim, longest) for n, ids, longest in ((1, IDS, 5), (2, IDS + 7, 7), (3, IDS + 9, 4))
+    ]
+    return replace(parts[0], offline=OfflineNegatives(*parts[1:]))
+
+
+def vsrn(**more) -> VSRN:
+    torch.manual_seed(5)
+    small = {"width": 8, "word_dim": 5, "caption_width": 6, "caption_word_dim": 4, "caption_dropout": 0.0, "max_len": 9}
+    return VSRN(20, 6, **(small | more)).double()
+
+
+def scan() -> SCAN:
+    torch.manual_seed(6)
+    return SCAN(20, 6, width=8, word_dim=5, direction="t2i", first_norm="clipped_l2norm", pooling="Mean").double()
+
+
+def bfan() -> BFAN:
+    torch.manual_seed(6)
+    return BFAN(20, 6, width=8, word_dim=5, focal="prob").double()
+
+
+def mmca() -> MMCA:
+    torch.manual_seed(7)
+    return MMCA(6, 10, width=8, heads=2).double()
+
+
+class TwoWays(VSEPP):
+    """A matcher with a score for each direction."""
+
+    def score(self, images, texts):
+        one = super().score(images, texts).i2t
+        return Scores(one, one**2 - 0.3 * one)
+
+    def score_pairs(self, images, texts):
+        one = super().score_pairs(images, texts).i2t
+        return Scores(one, one**2 - 0.3 * one)
+
+
+def two_ways() -> TwoWays:
+    torch.manual_seed(8)
+    return TwoWays(20, 6, width=8, word_dim=5).double()
+
+
+def direct(model: Matcher, batch: PairBatch, **settings) -> Tensor:
+    """The loss from scores that are computed one pair at a time, plus the model's own losses."""
+    sides = {}
+    for name, part in (("right", batch), ("first", batch.offline.first), ("second", batch.offline.second)):
+        sides[name] = model.encode_images(part.images), model.encode_texts(part.texts)
+
+    def score(image: tuple[str, int], text: tuple[str, int]) -> Scores:
+        one = sides[image[0]][0][torch.tensor([image[1]])]
+        return model.score_pairs(one, sides[text[0]][1][torch.tensor([text[1]])])
+
+    size = range(len(batch))
+    squares = [[score(("right", i), ("right", c)) for c in size] for i in size]
+    scores = Scores(
+        *(torch.stack([torch.cat([getattr(s, way) for s in row]) for row in squares]) for way in ("i2t", "t2i"))
+    )
+    offline = OfflineScores(
+        torch.cat([score(("right", b), ("first", b)).i2t for b in size]),
+        torch.cat([score(("first", b), ("right", b)).t2i for b in size]),
+        torch.cat([score(("first", b), ("first", b)).i2t for b in size]),
+        torch.cat([score(("second", b), ("second", b)).t2i for b in size]),
+    )
+    loss = loss_by_loop(scores, offline, IDS, **({"kind": "AdapOffQuin"} | GIVEN | settings))
+    return loss + sum(model.extra_losses(*sides["right"], batch).values())
+
+
+@pytest.mark.parametrize("picked", [False, True], ids=["all pairs", "picked"])
+@pytest.mark.parametrize("kind", ["online", "OffQuin", "AdapOffQuin", "OnlineQuin"])
+@pytest.mark.parametrize("make", [vsrn, scan, bfan, mmca, two_ways], ids=lambda make: make.__name__)
+def test_the_objective_is_the_loss_of_pairs_scored_one_by_one(make: Callable, kind: str, picked: bool) -> None:
+    model = make().eval()
+    batch = whole_batch(10 if make is mmca else 0)
+    budget = (2**12 if make is mmca else 2**26) * picked  # the first: a pair at a time
+    expected = direct(model, batch, kind=kind)
+    model.zero_grad()
+    expected.backward()
+    theirs = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    found, logs = OfflineLoss(kind, **GIVEN, budget=budget)(model, batch)
+    found.backward()
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    assert theirs
+    for name, weight in model.named_parameters():
+        if name in theirs:
+            torch.testing.assert_close(weight.grad, theirs[name], rtol=1e-6, atol=1e-9)
+    assert logs["hardest"] == 1.0 and all(isinstance(value, float) for value in logs.values())
+
+
+def test_captioning_counts_for_right_pairs_only() -> None:
+    model, batch = vsrn(), whole_batch()
+    with_writer = OfflineLoss()(model, batch)[0]
+    own = model.extra_losses(*aoq.encode(model, batch), batch)["captioning"]
+    model.caption_weight = 0.0
+    without = OfflineLoss()(model, batch)[0]
+    torch.testing.assert_close(with_writer - without, own, rtol=1e-8, atol=1e-8)
+    assert own > 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "passes"), [("online", 1), ("OffTri", 2), ("OnlineQuin", 2), ("OffQuin", 3), ("AdapOffQuin", 3)]
+)
+def test_only_what_a_loss_needs_is_encoded(kind: str, passes: int) -> None:
+    model, calls = vsrn(), []
+    encode = model.encode_images
+    model.encode_images = lambda batch: calls.append(len(batch)) or encode(batch)
+    OfflineLoss(kind)(model, whole_batch())
+    assert calls == [6] * passes
+
+
+@pytest.mark.parametrize(("budget", "warm"), [(0, HingeTriplet), (2**26, HardNegativeTripletLoss)])
+def test_the_warm_up_is_that_of_the_other_chapters(budget: int, warm: type) -> None:
+    model, batch = two_ways(), replace(whole_batch(), offline=None)  # no lists are needed yet
+    loss = OfflineLoss(margin=0.3, warmup_epochs=2, budget=budget, negatives=0)
+    for epoch in (0, 1):
+        loss.set_epoch(epoch)
+        more = {"negatives": 0, "budget": budget} if budget else {}
+        torch.testing.assert_close(loss(model, batch)[0], warm(0.3, hardest=False, **more)(model, batch)[0])
+    loss.set_epoch(2)
+    with pytest.raises(ItmError, match="OfflinePairs"):
+        loss(model, batch)
+
+
+def test_the_log_tells_how_the_weights_stand() -> None:
+    scores, offline = draws(2)
+    loss = ScoreLoss(**GIVEN)
+    lines = loss.lines(asked_of(scores), scores, IDS[:, None] == IDS, offline)
+    found = aoq.described(lines, loss)
+    weights = torch.cat([loss.weight(line) for line in lines])
+    open_hinge = torch.cat([0.3 - line.positive + line.online > 0 for line in lines])
+    assert found["weight"] == pytest.approx(weights.mean().item(), rel=1e-6)
+    assert 0 < found["rewarded"] <= found["negative"] < 1
+    assert found["negative"] == pytest.approx(float((weights < 0).double().mean()), rel=1e-6)
+    assert found["rewarded"] == pytest.approx(float(((weights < 0) & open_hinge).double().mean()), rel=1e-6)
+    assert found["offline"] == pytest.approx(torch.cat([offline.caption, offline.image]).mean().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"kind": "Offtri"}, "kind: found 'Offtri'"), ({"weigh_by": "on"}, "weigh_by"), ({"alpha": 0.0}, "alpha")],
+)
+def test_a_misspelt_switch_is_an_error(settings: dict, message: str) -> None:
+    with pytest.raises(ItmError, match=message):
+        OfflineLoss(**settings)
+
+
+# ---------------------------------------------------------------- parity
+
+
+@pytest.mark.parametrize("folder", ["aoq", "aoq_variants"])
+def test_parity_with_the_public_code_and_a_second_reading(folder: str) -> None:
+    rows = list(run_folder(ROOT / "tests" / "golden" / folder))
+    assert len({row.case for row in rows}) == {"aoq": 10, "aoq_variants": 3}[folder]
+    assert all(row.ok for row in rows), "\n".join(map(str, rows))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "golden").glob("aoq*/*.npz")), ids=lambda path: path.stem)
+def test_every_number_of_a_case_is_compared(path: Path) -> None:
+    arrays = dict(np.load(path))
+    table = Table(path.stem)
+    aoq.compare_case(table, json.loads(path.with_suffix(".json").read_text(encoding="utf-8")), arrays)
+    compared = {name for found in table.found.values() for _, name in found}
+    assert {name for name in arrays if name.startswith(("mid.", "out."))} == compared
+
+
+# ---------------------------------------------------------------- luck
+
+
+def test_the_formula_of_luck() -> None:
+    assert expected_rank(566_415, 128) == pytest.approx(4425, abs=1)
+    assert 100 * chance_of_top(566_415, 128) == pytest.approx(2.22, abs=0.01)
+    assert 100 * chance_of_top(500_000, 128) == pytest.approx(2.51, abs=0.01)
+    # by hand: two of three candidates are drawn; the best of them is first with 2/3, second with 1/3
+    assert expected_rank(3, 3) == pytest.approx(4 / 3)
+
+
+def test_ranks_of_drawn_negatives() -> None:
+    generator = np.random.default_rng(0)
+    scores = generator.random((400, 900))
+    wrong = np.ones_like(scores, dtype=bool)
+    wrong[:, :300] = False
+    scores[:, :300] += 5  # right ones must neither be drawn nor counted
+    ranks = online_ranks(scores, wrong, 20)
+    assert ranks.min() >= 1 and ranks.mean() == pytest.approx(expected_rank(600, 20), rel=0.1)
+    assert (online_ranks(scores, wrong, 601) == 1).all()  # all of them drawn
+    assert np.mean(ranks <= 50) == pytest.approx(chance_of_top(600, 20, 50), abs=0.06)
+    often = online_ranks(scores[:40], wrong[:40], 20, turns=30)
+    assert len(often) == 1200 and often.mean() == pytest.approx(expected_rank(600, 20), rel=0.1)
+
+
+# ---------------------------------------------------------------- cross rank and gaps
+
+
+def test_cross_ranks_by_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    owner = np.repeat(np.arange(7), 5)
+    scores = Scores(torch.rand(7, 35, generator=generator), torch.rand(7, 35, generator=generator))
+    scores.i2t[torch.from_numpy(owner), torch.arange(35)] += 0.4
+    scores.t2i[torch.from_numpy(owner), torch.arange(35)] += 0.4
+    scores.i2t[0, 7] = scores.i2t[0, 0]  # a tie counts against the pair
+    expected = []
+    for caption, image in enumerate(owner):
+        among_images = 1 + sum(
+            bool(scores.t2i[other, caption] >= scores.t2i[image, caption]) for other in range(7) if other != image
+        )
+        among_captions = 1 + sum(
+            bool(scores.i2t[image, other] >= scores.i2t[image, caption]) for other in range(35) if owner[other] != image
+        )
+        expected.append(max(5 * among_images - 4, among_captions))
+    found = cross_ranks(scores, owner)
+    assert found.tolist() == expected and len(set(expected)) > 3
+    shares = cross_shares(scores, owner)
+    assert shares["cross_rank_first_share"] == pytest.approx(100 * np.mean(np.array(expected) == 1))
+    assert shares["cross_rank_far_share"] == pytest.approx(100 * np.mean(np.array(expected) > 0.008 * 35))
+
+
+def test_a_perfect_and_a_constant_model_stand_at_the_ends_of_the_cross_rank() -> None:
+    owner = np.repeat(np.arange(10), 5)
+    perfect = torch.from_numpy((owner[None] == np.arange(10)[:, None]).astype(np.float32))
+    assert (cross_ranks(Scores.same(perfect), owner) == 1).all()
+    assert (cross_ranks(Scores.same(torch.zeros(10, 50)), owner) == 46).all()  # 5 * 10 - 4
+
+
+def test_held_out_lines_draw_from_the_miners_lists() -> None:
+    owner = torch.arange(20).repeat_interleave(5)
+    own = owner[None] == torch.arange(20)[:, None]
+    generator = torch.Generator().manual_seed(1)
+    miner = Scores(torch.rand(20, 100, generator=generator), torch.rand(20, 100, generator=generator))
+    marked = Scores(torch.zeros(20, 100), torch.zeros(20, 100))  # 1 where the miner lists, 2 where it belongs
+    for image in range(20):
+        marked.i2t[image, miner.i2t[image].masked_fill(own[image], -1).topk(4).indices] = 1
+    for caption in range(100):
+        marked.t2i[miner.t2i[:, caption].masked_fill(own[:, caption], -1).topk(2).indices, caption] = 1
+    marked.i2t[own] = marked.t2i[own] = 2
+    lines = held_out_lines(marked, miner, owner, 16, (4, 2))
+    for line in lines:
+        assert len(line.positive) == 96  # six whole batches of a hundred
+        assert (line.positive == 2).all() and (line.offline == 1).all()
+        assert set(line.online.tolist()) == {0.0, 1.0}  # the hardest of a batch is now and then a listed one
+    again = held_out_lines(marked, miner, owner, 16, (4, 2))
+    assert torch.equal(again[0].online, lines[0].online)
+    gaps = score_gaps(lines)
+    out = torch.cat([line.online == 1 for line in lines]).float().mean().item()
+    assert gaps["gap_positive_offline"] == pytest.approx(1)
+    assert gaps["gap_offline_online"] == pytest.approx(1 - out)
+    assert gaps["order_violations"] == pytest.approx(100 * out)
+    assert gaps["mean_listed_score"] == pytest.approx(1)
+    assert mean_right_score(marked, owner) == pytest.approx(2)
+    one_way = Scores(marked.i2t, marked.t2i + 1)
+    assert mean_right_score(one_way, owner) == pytest.approx(2.5)  # both directions count
+
+
+def test_epochs_to_a_value(tmp_path: Path) -> None:
+    log = [{"step": n, "loss": 1.0} for n in range(3)]
+    log += [{"val_i2t_r1": a, "val_t2i_r1": b, "val_rsum": 0.0} for a, b in ((1, 1), (4, 2), (3, 3), (9, 0))]
+    curves = dev_curves(log)
+    assert curves == {"i2t": [1, 4, 3, 9], "t2i": [1, 2, 3, 0]}
+    assert [epochs_to(curves["i2t"], goal) for goal in (0, 4, 9, 10)] == [1, 2, 4, 5]
+    assert [epochs_to(curves["t2i"], max(curves[way])) for way in ("t2i", "i2t")] == [3, 5]
+    with pytest.raises(ItmError, match="Run the online arm"):
+        online_curves(tmp_path)
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "log.jsonl").write_text("\n".join(map(json.dumps, log)), encoding="utf-8")
+    assert online_curves(tmp_path) == curves
+
+
+def test_a_run_that_never_gets_there_is_not_the_faster_one() -> None:
+    """The rule of AOQ-13 subtracts: a miss of the shorter run must not look like a gain."""
+    late, never = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], [1.0, 1.0, 1.0]
+    assert epochs_to(late, max(late)) - epochs_to(never, max(late)) == 4  # what came out before
+    assert epochs_to(late, max(late)) - epochs_to(never, max(late), len(late)) == -1
+    assert epochs_to(never, max(late), 2) == 4
+
+
+def test_false_shares_by_place() -> None:
+    truth = np.array([[True, False, True, False], [False, False, True, False]])
+    listed = np.array([[2, 1, 3], [2, 0, 1]], dtype=np.int32)
+    assert false_shares(listed, truth).tolist() == [1.0, 0.0, 0.0]
+
+
+# ---------------------------------------------------------------- the chapter's parameters
+
+
+def parameters(**more) -> dict:
+    cells = nbformat.read(ROOT / "notebooks" / "10_aoq.ipynb", 4).cells
+    source = next(cell.source for cell in cells if "parameters" in cell.metadata.get("tags", ()))
+    return {name: value for name, (_, value) in declared_parameters(source).items()} | more
+
+
+@pytest.mark.parametrize(("base_model", "kind"), [("vsrn", VSRN), ("scan", SCAN), ("bfan", BFAN)])
+def test_hosts_and_miners(base_model: str, kind: type) -> None:
+    given = parameters(base_model=base_model, miner_width=10, width=12)
+    assert type(build(given, 30, 6)) is kind
+    miner = build_miner(given, 30, 6)
+    assert type(miner) is VSRN and miner.config["width"] == (12 if base_model == "vsrn" else 10)
+    assert type(build_miner(given | {"miner": "self"}, 30, 6)) is kind
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "warmups"),
+    [
+        ({}, ["miner", "final"], [1, 2]),
+        ({"warmup_epochs": 0}, ["miner", "final"], [1, 0]),
+        ({"kind": "online"}, ["final"], [2]),
+        ({"kind": "online", "round_one": "runs/x"}, ["miner", "final"], [1, 2]),
+        ({"kind": "online", "start": "fine-tune"}, ["miner", "final"], [1, 0]),
+        ({"kind": "online", "start": "fine-tune", "base_model": "bfan"}, ["base_model", "final"], [1, 0]),
+        ({"start": "fine-tune"}, ["miner", "final"], [1, 0]),
+        ({"start": "fine-tune", "base_model": "bfan"}, ["miner", "base_model", "final"], [1, 1, 0]),
+        ({"start": "fine-tune", "base_model": "bfan", "miner": "self"}, ["miner", "final"], [1, 0]),
+    ],
+)
+def test_every_model_of_a_run_warms_up_at_most_once(given: dict, names: list[str], warmups: list[int]) -> None:
+    given = parameters(**({"width": 8, "first_warmup_epochs": 1, "warmup_epochs": 2} | given))
+    rounds = stages_of(given, build(given, 30, 6))
+    assert [one.name for one in rounds] == names
+    assert [one.objective.warmup_epochs for one in rounds] == warmups
+    assert all(one.objective.kind == "online" for one in rounds[:-1])
+    if given["start"] == "fine-tune":  # what is fine-tuned is of the host's kind
+        assert type(rounds[-2].matcher) is type(rounds[-1].matcher)
+
+
+def test_a_host_that_is_fine_tuned_has_a_round_one_of_its_own() -> None:
+    given = parameters(base_model="bfan", start="fine-tune", width=8, first_epochs=30, first_learning_rate=0.1)
+    given |= {"base_epochs": 20, "base_decay_every": 15, "epochs": 7, "learning_rate": 0.5, "batch_size": 9}
+    miner, base_model, _ = stages_of(given, build(given, 30, 6))
+    assert (miner.epochs, miner.learning_rate) == (30, 0.1)
+    assert base_model[3:] == (20, 9, 0.5, 15)
+
+
+# ---------------------------------------------------------------- the recipes, arm against arm
+
+
+def variants(dataset: str) -> dict[str, dict]:
+    paths = (ROOT / "recipes").glob(f"10_aoq_{dataset}_*.yaml")
+    found = [parameters() | yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths]
+    return {given["variant"]: given for given in found}
+
+
+def differing(one: dict, other: dict) -> set[str]:
+    return {name for name in one if one[name] != other[name]} - {"variant", "run_dir", "learning_rate", "online_run"}
+
+
+def test_every_arm_of_a_rule_has_a_recipe() -> None:
+    ledger = Ledger()
+    for dataset in ("scenes", "coco", "f30k"):
+        rules = [rule for name, rule in ledger.rules.items() if name.startswith("AOQ") and dataset in rule["datasets"]]
+        wanted = {variant for rule in rules for one in comparisons(rule, dataset) for variant, _ in one.terms}
+        assert wanted <= set(variants(dataset)), dataset
+    whole = {
+        variant
+        for variant in variants("scenes")
+        if variant.removeprefix("VSRN ") in ("online short", "AdapOffQuin detached")
+    }
+    assert len(whole) == 2
+
+
+def test_what_is_compared_differs_in_what_the_rule_names() -> None:
+    """Lab arms: rounds of equal length, and one thing changed at a time."""
+    lab = variants("scenes")
+    for base_model in ("VSRN", "SCAN", "BFAN"):
+        whole = lab[f"{base_model} AdapOffQuin"]
+        assert whole["epochs"] == whole["first_epochs"] and whole["warmup_epochs"] == whole["first_warmup_epochs"]
+        assert differing(lab[f"{base_model} online short"], whole) == {"kind"}
+        assert differing(lab[f"{base_model} online"], whole) == {"kind", "epochs"}
+        assert lab[f"{base_model} online"]["epochs"] == whole["epochs"] + whole["first_epochs"]
+    names = ("epochs", "batch_size", "learning_rate", "warmup_epochs")
+    short = lab["VSRN online short"]
+    assert [short[name] for name in names] == [short[f"first_{name}"] for name in names]  # the miner's twin
+    whole, hard = lab["VSRN AdapOffQuin"], lab["VSRN AdapOffQuin"]["epochs"] - lab["VSRN AdapOffQuin"]["warmup_epochs"]
+    for name in ("fine-tuned", "fine-tuned slowly", "online continued"):
+        assert differing(lab[f"VSRN {name}"], whole) - {"kind"} == {"start", "epochs"}
+        assert lab[f"VSRN {name}"]["epochs"] == hard
+    assert differing(lab["VSRN online continued"], lab["VSRN fine-tuned"]) == {"kind"}
+    assert lab["VSRN online continued"]["learning_rate"] == lab["VSRN fine-tuned"]["learning_rate"]
+    cold = lab["VSRN OffQuin without warm-up"]
+    assert cold["warmup_epochs"] == 0 and differing(cold, lab["VSRN OffQuin"]) == {"warmup_epochs"}
+    assert differing(cold, lab["VSRN OnlyOffline"]) == {"kind"}
+    assert differing(lab["VSRN OnlyOffline"], lab["VSRN OnlyOffline margin 0.2"]) == {"offline_margin"}
+    assert differing(lab["VSRN OffQuin squared hinge"], lab["VSRN OffQuin"]) == {"squared"}
+    assert differing(lab["VSRN AdapOffQuin detached"], whole) == {"detach"}
+    for name in ("online", "online short"):
+        assert differing(lab[f"VSRN {name} larger batch"], lab[f"VSRN {name}"]) == {"batch_size"}
+    one_miner = {given["round_one"] for variant, given in lab.items() if "self-mined" not in variant}
+    assert len(one_miner) == 1
+    mined = {tuple(given[n] for n in given if n.startswith(("first_", "caption_", "captions_mined"))) for given in
+             lab.values() if given["miner"] == "vsrn"}  # fmt: skip
+    assert len(mined) == 1  # whoever comes first trains the same miner
+
+
+def test_two_models_stand_behind_the_papers_rows_of_scan_and_bfan() -> None:
+    for dataset, kinds in (("coco", ["online short", "OffTri", "OffQuin", "AdapOffQuin"]), ("f30k", ["online short"])):
+        found = variants(dataset)
+        for kind in kinds:
+            assert differing(found[f"SCAN {kind}"], found[f"SCAN i2t {kind}"]) == {"direction", "temperature"}
+            assert differing(found[f"BFAN {kind}"], found[f"BFAN equal {kind}"]) == {"focal"}
+
+
+def test_a_shared_miner_begins_with_the_same_weights_whoever_trains_it() -> None:
+    weights = []
+    for base_model in ("vsrn", "scan"):
+        given = parameters(base_model=base_model, width=8, seed=3)
+        miner = stages_of(given, build(given, 30, 6))[0].matcher
+        weights.append(torch.cat([weight.flatten() for weight in miner.parameters()]))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("wrong", [{"base_model": "vsrm"}, {"miner": "scan"}, {"start": "finetune"}])
+def test_a_misspelt_choice_is_an_error(wrong: dict) -> None:
+    with pytest.raises(ItmError, match=next(iter(wrong))):
+        build(parameters(**wrong), 30, 6)
+
+
+def test_training_remembers_every_switch() -> None:
+    from itm_utils.training.loop import _described
+
+    plain, other = _described(OfflineLoss()), _described(OfflineLoss(detach=True, alpha=0.5, by_image=False))
+    assert {name for name in plain if plain[name] != other[name]} == {"detach", "alpha", "by_image"}
+    assert {
+        "kind",
+        "margin",
+        "offline_margin",
+        "beta",
+        "weigh_by",
+        "clamp",
+        "squared",
+        "warmup_epochs",
+        "budget",
+    } <= set(plain)

@@ -1,0 +1,165 @@
+"""What every chapter does around its model: parameters checked before anything runs, receipts at the end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from toy_dataset import write_toy_dataset
+
+from itm_lab.records.chapter import Chapter
+from itm_lab.records.parameters import check_parameters, declared_parameters, settings_of
+from itm_lab.records.receipts import read_receipt, variant_receipts
+from itm_lab.records.scores import read_scores, write_scores
+from itm_utils.errors import ItmError
+from itm_utils.matcher import Scores
+from itm_utils.metrics.retrieval import evaluate, evaluate_folds
+from itm_utils.training.loop import TrainResult
+
+CELL = """arm: str = "toy"  # name
+seed: int = 3  # seed
+dataset: str = "scenes"  # data
+evaluate_on: str = "test"  # split
+schedule: str = "lab"  # schedule
+epochs: int = 2  # epochs
+batch_size: int = 4  # pairs
+learning_rate: float = 0.1  # rate
+teach: bool = True  # teach
+device: str = "cpu"  # device
+precision: str = "fp32"  # precision
+num_workers: int = 0  # workers
+run_dir: str = ""  # folder
+"""
+
+
+def started(*cells: str, **changes: object) -> Chapter:
+    """A chapter whose kernel ran the cells of parameters and then these."""
+    values = {name: default for name, (_, default) in declared_parameters(CELL).items()}
+    return Chapter.of_cells("02_scan", ["%matplotlib inline", CELL, *cells], values | changes)
+
+
+def test_parameters_come_from_the_cell_and_from_papermill() -> None:
+    assert declared_parameters(CELL)["learning_rate"] == ("float", 0.1)
+    assert declared_parameters("x = 1") == declared_parameters("%matplotlib inline") == {}
+    run = started("# Parameters\nepochs = 5\n", epochs=5)
+    assert run.parameters["epochs"] == 5
+    assert run.config().epochs == 5
+    assert run.config().schedule == "cosine"
+
+
+@pytest.mark.parametrize(
+    ("injected", "changes", "message"),
+    [
+        ("# Parameters\nepoch = 5\n", {"epoch": 5}, "Did you mean epochs"),
+        ("# Parameters\nepochs = '5'\n", {"epochs": "5"}, "epochs = '5', expected a value of type int"),
+        ("# Parameters\nepochs = 2.5\n", {"epochs": 2.5}, "a value of type int"),
+        ("# Parameters\nteach = 1\n", {"teach": 1}, "a value of type bool"),
+        ("# Parameters\nepochs = True\n", {"epochs": True}, "a value of type int"),
+    ],
+)
+def test_a_wrong_parameter_stops_the_notebook_at_once(injected: str, changes: dict, message: str) -> None:
+    with pytest.raises(ItmError, match=message):
+        started(injected, **changes)
+
+
+def test_a_whole_number_is_a_number_and_a_notebook_needs_parameters() -> None:
+    check_parameters({"learning_rate": 1}, declared_parameters(CELL), "here")
+    with pytest.raises(ItmError, match="no cell of parameters"):
+        Chapter.of_cells("02_scan", ["x = 1"], {})
+
+
+def test_without_a_history_of_cells_the_annotations_speak() -> None:
+    values: dict[str, object] = {}
+    exec(CELL, values)
+    assert Chapter.of_cells("02_scan", [""], values).parameters["learning_rate"] == 0.1
+    with pytest.raises(ItmError, match="a value of type int"):
+        Chapter.of_cells("02_scan", [""], values | {"epochs": "2"})
+
+
+def test_receipts_leave_out_what_changes_no_number() -> None:
+    assert set(settings_of(started().parameters)) == {"schedule", "epochs", "batch_size", "learning_rate", "precision"}
+
+
+@pytest.fixture
+def toy_run(tmp_path: Path) -> Chapter:
+    root = write_toy_dataset(tmp_path / "toy", {"train": 10, "dev": 5, "test": 10, "testall": 10})
+    return started(dataset=str(root), run_dir=str(tmp_path / "run"))
+
+
+def some_scores(run: Chapter) -> Scores:
+    return Scores.same(torch.rand(10, 50, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_run_ends_with_a_receipt_its_ranks_and_its_scores(toy_run: Chapter) -> None:
+    data, result = toy_run.open(), TrainResult(log=[], best={"rsum": 12.0, "step": 4}, seconds=1.5)
+    scores = some_scores(toy_run)
+    kept = toy_run.keep(scores, result, {"extra": 7.0})
+    assert kept.rsum == evaluate(scores, data.test.owner).rsum
+    (receipt,) = variant_receipts("02_scan", "toy", "toy", toy_run.folder)
+    assert receipt["metrics"]["rsum"]["value"] == pytest.approx(kept.rsum)
+    assert receipt["metrics"]["extra"]["value"] == 7.0 and receipt["metrics"]["dev_rsum"]["value"] == 12.0
+    assert receipt["parameters"]["epochs"] == 2 and receipt["seed"] == 3
+    assert torch.equal(read_scores(toy_run.folder / "scores.safetensors").i2t, scores.i2t)
+
+
+def test_on_testall_there_is_a_receipt_for_each_protocol(toy_run: Chapter) -> None:
+    toy_run.parameters["evaluate_on"] = "testall"
+    data, scores = toy_run.open(), some_scores(toy_run)
+    toy_run.keep(scores, TrainResult(log=[], best={}, seconds=1.0))
+    found = {r["protocol"]: r for r in map(read_receipt, sorted(toy_run.folder.rglob("*.json")))}
+    assert set(found) == {"all 10", "5 folds of 2"}
+    folds = evaluate_folds(scores, data.test.owner, 5)
+    assert found["5 folds of 2"]["metrics"]["rsum"]["value"] == pytest.approx(folds.rsum)
+
+
+def test_on_dev_the_receipt_goes_with_the_searches(toy_run: Chapter) -> None:
+    toy_run.parameters["evaluate_on"] = "dev"
+    toy_run.open()
+    scores = Scores.same(torch.from_numpy(np.random.default_rng(0).random((5, 25), dtype=np.float32)))
+    toy_run.keep(scores, TrainResult(log=[], best={}, seconds=1.0))
+    assert [path.parent.name for path in toy_run.folder.rglob("*.json")] == ["search"]
+    assert not variant_receipts("02_scan", "toy", "toy", toy_run.folder)
+
+
+def test_two_matrices_stay_two(tmp_path: Path) -> None:
+    scores = Scores(i2t=torch.rand(2, 4), t2i=torch.rand(2, 4))
+    write_scores(tmp_path / "s.safetensors", scores)
+    back = read_scores(tmp_path / "s.safetensors")
+    assert torch.equal(back.t2i, scores.t2i) and back.decoupled
+    with pytest.raises(ItmError, match="no such file"):
+        read_scores(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 30, 90])
+def test_scores_that_were_cut_off_are_refused(kept: int, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    write_scores(path, Scores.same(torch.rand(2, 4)))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(
+        ItmError, match=r"s\.safetensors: found a damaged file .+, expected the scores of a finished run"
+    ):
+        read_scores(path)
+
+
+@pytest.mark.parametrize(("content", "found"), [({}, "nothing"), ({"t2i": torch.rand(2, 4)}, "t2i")])
+def test_a_file_without_scores_is_refused(content: dict, found: str, tmp_path: Path) -> None:
+    save_file(content, tmp_path / "s.safetensors")
+    with pytest.raises(ItmError, match=f"s.safetensors: found only {found}, expected i2t"):
+        read_scores(tmp_path / "s.safetensors")
+
+
+@pytest.mark.parametrize(("split", "shape"), [("test", (10, 6, 12)), ("dev", (5, 6, 12)), ("test", (10, 5, 24))])
+def test_splits_that_do_not_fit_together_are_refused_before_training(
+    split: str, shape: tuple[int, ...], toy_run: Chapter
+) -> None:
+    path = Path(toy_run.parameters["dataset"]) / f"{split}_ims.npy"
+    np.save(path, np.zeros(shape, dtype=np.float32))
+    for other in ("boxes", "sizes"):
+        path.with_name(f"{split}_{other}.npy").unlink()
+    message = f"{split}_ims.npy: found pictures of shape {shape[1:]}, expected (6, 24), as in train."
+    with pytest.raises(ItmError, match=re.escape(message)):
+        toy_run.open()

@@ -1,0 +1,1096 @@
+"""MMCA: every equation of the paper as loops in double precision, masks, the switches, picked pairs and their memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from transformers import BertConfig, BertModel
+
+from itm_lab.parity.comparison import our_name
+from itm_lab.parity.reference_cases import run_folder
+from itm_lab.records.parameters import declared_parameters
+from itm_utils.errors import ItmError
+from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, Scores, TextBatch, Texts, length_mask
+from itm_utils.models import mmca
+from itm_utils.models.mmca import (
+    KEPT,
+    MMCA,
+    CrossUnit,
+    HardNegativeTripletLoss,
+    PairTextCNN,
+    attend,
+    build,
+    of_all_pairs,
+    of_pairs,
+    pick_hardest,
+    pick_random,
+    stacked,
+)
+from itm_utils.models.saem import TextCNN
+from itm_utils.models.scan import SCAN
+from itm_utils.models.vsepp import VSEPP, HingeTriplet, hinge_loss
+from itm_utils.scoring import score_all
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDTH, HEADS, IMAGE_DIM, TOKEN_DIM, ALPHA = 8, 2, 7, 6, 0.3
+LENGTHS = [5, 1, 2, 3]  # one and two tokens are fewer than the widest window
+REGIONS = [[1, 1, 1, 1], [1, 0, 1, 1], [0, 0, 1, 0], [1, 1, 0, 0]]  # holes too: a mask need not be a beginning
+EXACT = {"rtol": 1e-9, "atol": 1e-11}
+
+
+# ---------------------------------------------------------------- inputs and weights
+
+
+def public_weights(feed_forward: int = WIDTH, seed: int = 0) -> dict[str, Tensor]:
+    """Weights under the names of the golden cases; no bias is zero and no norm is plain."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = {"region_fc": (WIDTH, IMAGE_DIM), "text_fc": (WIDTH, TOKEN_DIM)}
+    for cnn, width in (("text_cnn0", TOKEN_DIM), ("text_cnn1", WIDTH)):
+        shapes |= {f"{cnn}.conv{window}": (WIDTH, width, window) for window in (1, 2, 3)}
+        shapes[f"{cnn}.fc"] = (WIDTH, 3 * WIDTH)
+    for unit in ("self_unit", "cross_unit"):
+        shapes |= {f"{unit}.{name}": (WIDTH, WIDTH) for name in "qkvo"}
+        shapes |= {f"{unit}.ffn1": (feed_forward, WIDTH), f"{unit}.ffn2": (WIDTH, feed_forward)}
+        shapes |= {f"{unit}.norm1": (WIDTH,), f"{unit}.norm2": (WIDTH,)}
+    weights = {}
+    for name, shape in shapes.items():
+        scale = 0.5 if len(shape) == 1 else 1.2 / math.sqrt(math.prod(shape[1:]))
+        weights[f"{name}.weight"] = scale * torch.randn(shape, generator=draw) + (len(shape) == 1)
+        weights[f"{name}.bias"] = 0.3 * torch.randn(shape[0], generator=draw)
+    return weights
+
+
+def model(weights: dict[str, Tensor] | None = None, **more) -> MMCA:
+    """A small model in double precision, from the public names."""
+    weights = weights or public_weights()
+    public = MMCA.from_public(weights, {"h": HEADS, "alpha": ALPHA})
+    made = MMCA(**(public.config | more))
+    made.load_state_dict(public.state_dict())
+    return made.double().eval()
+
+
+def image_batch(seed: int = 1, rows: list[list[int]] | None = None) -> ImageBatch:
+    """Regions with garbage where the mask says there is none."""
+    mask = torch.tensor(rows or REGIONS, dtype=torch.bool)
+    regions = torch.randn(*mask.shape, IMAGE_DIM, generator=torch.Generator().manual_seed(seed)).double()
+    return ImageBatch(regions=regions, mask=mask, ids=torch.arange(len(mask)))
+
+
+def text_batch(lengths: list[int] | None = None, seed: int = 2, width: int | None = None) -> TextBatch:
+    """Token states with garbage under the padding."""
+    sizes = torch.tensor(lengths or LENGTHS)
+    shape = (len(sizes), width or int(sizes.max()), TOKEN_DIM)
+    features = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
+    return TextBatch(lengths=sizes, ids=torch.arange(len(sizes)), features=features)
+
+
+def encode(matcher: Matcher, images: ImageBatch | None = None, texts: TextBatch | None = None) -> tuple[Images, Texts]:
+    return matcher.encode_images(images or image_batch()), matcher.encode_texts(texts or text_batch())
+
+
+# ---------------------------------------------------------------- the paper, one vector at a time
+
+Weights = dict[str, Tensor]
+Vectors = list[Tensor]
+Seen = Callable[[int, int], bool]
+
+
+def everything(query: int, key: int) -> bool:
+    return True
+
+
+def slow_linear(w: Weights, name: str, x: Tensor) -> Tensor:
+    return w[f"{name}.weight"] @ x + w[f"{name}.bias"]
+
+
+def slow_attention(q: Vectors, k: Vectors, v: Vectors, seen: Seen = everything) -> tuple[Vectors, list[Vectors]]:
+    """Eq. 1, one query and one key at a time; a key that is not seen has weight 0."""
+    found, weights = [], []
+    for a, query in enumerate(q):
+        loud = []
+        for b, key in enumerate(k):
+            logit = (query * key).sum() / math.sqrt(len(query))
+            loud.append(logit.exp() if seen(a, b) else torch.zeros_like(logit))
+        row = [one / sum(loud) for one in loud]
+        weights.append(row)
+        found.append(sum(share * value for share, value in zip(row, v, strict=True)))
+    return found, weights
+
+
+def slow_multi_head(
+    w: Weights, unit: str, vectors: Vectors, seen: Seen = everything
+) -> tuple[Vectors, list[list[Vectors]]]:
+    """Eq. 2 and 3; also the weights as [head][query][key]."""
+    size = WIDTH // HEADS
+    heads, weights = [], []
+    for head in range(HEADS):
+        part = slice(head * size, (head + 1) * size)
+        q, k, v = ([slow_linear(w, f"{unit}.{name}", x)[part] for x in vectors] for name in "qkv")
+        found, shares = slow_attention(q, k, v, seen)
+        heads.append(found)
+        weights.append(shares)
+    joined = [torch.cat([heads[head][a] for head in range(HEADS)]) for a in range(len(vectors))]
+    return [slow_linear(w, f"{unit}.o", x) for x in joined], weights
+
+
+def slow_feed_forward(w: Weights, unit: str, x: Tensor) -> Tensor:
+    """Eq. 4."""
+    inner = slow_linear(w, f"{unit}.ffn1", x)
+    return slow_linear(w, f"{unit}.ffn2", torch.where(inner > 0, inner, torch.zeros_like(inner)))
+
+
+def slow_norm(w: Weights, name: str, x: Tensor) -> Tensor:
+    mean = x.sum() / len(x)
+    variance = ((x - mean) ** 2).sum() / len(x)
+    return (x - mean) / (variance + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def slow_unit(w: Weights, unit: str, vectors: Vectors, seen: Seen = everything) -> Vectors:
+    """Figure 3: two sub-layers, each with a shortcut and a norm behind it."""
+    found, _ = slow_multi_head(w, unit, vectors, seen)
+    looked = [slow_norm(w, f"{unit}.norm1", x + f) for x, f in zip(vectors, found, strict=True)]
+    return [slow_norm(w, f"{unit}.norm2", x + slow_feed_forward(w, unit, x)) for x in looked]
+
+
+def slow_unit_length(x: Tensor) -> Tensor:
+    return x / (x * x).sum().sqrt()
+
+
+def slow_mean(vectors: Vectors) -> Tensor:
+    """Eq. 5, and the sentence below it."""
+    return slow_unit_length(sum(vectors) / len(vectors))
+
+
+def slow_windows(w: Weights, cnn: str, tokens: Vectors) -> Tensor:
+    """Eq. 6 and the maximum after it; zeros fill up a caption that is shorter than a window."""
+    best = []
+    for window in (1, 2, 3):
+        filled = tokens + [torch.zeros_like(tokens[0])] * max(0, window - len(tokens))
+        taps, bias = w[f"{cnn}.conv{window}.weight"], w[f"{cnn}.conv{window}.bias"]
+        answers = []
+        for k in range(len(filled) - window + 1):
+            answer = bias + sum(taps[:, :, t] @ filled[k + t] for t in range(window))
+            answers.append(torch.where(answer > 0, answer, torch.zeros_like(answer)))
+        best.append(torch.stack(answers).max(dim=0).values)
+    return torch.cat(best)
+
+
+def slow_sentence(w: Weights, cnn: str, tokens: Vectors) -> Tensor:
+    """Eq. 7, with length one in the place of the layer norm (reading M6)."""
+    return slow_unit_length(slow_linear(w, f"{cnn}.fc", slow_windows(w, cnn, tokens)))
+
+
+def block_rule(blocks: str, regions: int) -> Seen:
+    """Which of the four blocks of the joint logits are left."""
+
+    def seen(query: int, key: int) -> bool:
+        same = (query < regions) == (key < regions)
+        return blocks == "all" or same == (blocks == "own")
+
+    return seen
+
+
+def slow_joint(w: Weights, seen_regions: Vectors, tokens: Vectors) -> Vectors:
+    """Y of Eq. 8 to 10: mapped regions, then mapped tokens (M1, M2)."""
+    regions = [slow_linear(w, "region_fc", x) for x in seen_regions]
+    return regions + [slow_linear(w, "text_fc", x) for x in tokens]
+
+
+def slow_pair(w: Weights, regions: Vectors, tokens: Vectors, blocks: str = "all") -> dict[str, Tensor]:
+    """i0, c0, i1, c1 of one pair without padding."""
+    mapped = [slow_linear(w, "region_fc", x) for x in regions]
+    i0, c0 = slow_mean(slow_unit(w, "self_unit", mapped)), slow_sentence(w, "text_cnn0", tokens)
+    joint = slow_unit(w, "cross_unit", slow_joint(w, regions, tokens), block_rule(blocks, len(regions)))
+    i1, c1 = slow_mean(joint[: len(regions)]), slow_sentence(w, "text_cnn1", joint[len(regions) :])
+    return {"i0": i0, "c0": c0, "i1": i1, "c1": c1}
+
+
+def real_items(images: ImageBatch, texts: TextBatch) -> tuple[list[Vectors], list[Vectors]]:
+    """What is really there, as lists of vectors."""
+    pictures = [list(x[m]) for x, m in zip(images.regions, images.mask, strict=True)]
+    return pictures, [list(x[:n]) for x, n in zip(texts.features, texts.lengths.tolist(), strict=True)]
+
+
+def slow_scores(
+    w: Weights, images: ImageBatch, texts: TextBatch, parts: str = "both", blocks: str = "all", alpha: float = ALPHA
+) -> Tensor:
+    """S of section 3.5 for all pairs."""
+    rows = []
+    pictures, sentences = real_items(images, texts)
+    for regions in pictures:
+        row = []
+        for tokens in sentences:
+            v = slow_pair(w, regions, tokens, blocks)
+            first, second = v["i0"] @ v["c0"], v["i1"] @ v["c1"]
+            row.append({"both": first + alpha * second, "first": first, "cross": second}[parts])
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def slow_loss(scores: Tensor, margin: float, hardest: bool = True, t2i: Tensor | None = None) -> Tensor:
+    """Eq. 15, summed over the pairs of a batch."""
+    total, t2i = scores.new_zeros(()), scores if t2i is None else t2i
+    for b in range(len(scores)):
+        others = [x for x in range(len(scores)) if x != b]
+        captions = [margin - scores[b, b] + scores[b, x] for x in others]
+        pictures = [margin - t2i[b, b] + t2i[x, b] for x in others]
+        if hardest:
+            captions, pictures = [max(captions)], [max(pictures)]
+        total = total + sum(torch.relu(cost) for cost in captions + pictures)
+    return total
+
+
+@pytest.fixture
+def w() -> Weights:
+    """The same weights for the slow version: leaves in double precision."""
+    return {name: value.double().requires_grad_() for name, value in public_weights().items()}
+
+
+def same_gradients(matcher: MMCA, w: Weights, still: tuple[str, ...] = ()) -> None:
+    """Every weight of the model has the slope of its twin; ``still``: beginnings of those that must have none."""
+    assert {our_name(MMCA, name) for name in w} == {name for name, _ in matcher.named_parameters()}
+    for name, twin in w.items():
+        ours = matcher.get_parameter(our_name(MMCA, name)).grad
+        if name.startswith(still) if still else False:
+            assert ours is None or not ours.abs().max() > 0, name
+            assert twin.grad is None or not twin.grad.abs().max() > 0, name
+            continue
+        torch.testing.assert_close(ours, twin.grad, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
+        # A key's bias adds the same number to all logits of a query, so its slope is zero.
+        assert (ours.abs().max() > 1e-6) != name.endswith(".k.bias"), name
+
+
+# ---------------------------------------------------------------- 1. the equations
+
+
+def test_equations_1_to_3_heads_are_the_loop(w: Weights) -> None:
+    """What each head finds and how it looks, with the keys under the mask left out."""
+    unit, vectors = model().self_unit, image_batch().regions @ torch.randn(IMAGE_DIM, WIDTH).double()
+    mask = image_batch().mask
+    found, weights = unit.attention(vectors, vectors, mask)
+    for item in range(len(vectors)):
+        expected, shares = slow_multi_head(w, "self_unit", list(vectors[item][mask[item]]))
+        torch.testing.assert_close(found[item][mask[item]], torch.stack(expected), **EXACT)
+        real = weights[item][:, mask[item]][:, :, mask[item]]
+        torch.testing.assert_close(real, torch.stack([torch.stack([torch.stack(r) for r in h]) for h in shares]))
+        assert not weights[item][:, :, ~mask[item]].any()
+
+
+def test_equation_4_is_square_and_follows_the_look(w: Weights) -> None:
+    """Output map, shortcut, norm, feed-forward, norm: ``attention_output`` of given looks; the inside is as wide as the outside."""
+    unit = model().cross_unit
+    assert unit.inner.weight.shape == unit.outer.weight.shape == (WIDTH, WIDTH)
+    torch.manual_seed(3)
+    vectors, found = torch.randn(3, WIDTH).double(), torch.randn(3, HEADS, WIDTH // HEADS).double()
+    for x, f, ours in zip(vectors, found, unit.attention_output(vectors, found), strict=True):
+        looked = slow_norm(w, "cross_unit.norm1", x + slow_linear(w, "cross_unit.o", f.flatten()))
+        expected = slow_norm(w, "cross_unit.norm2", looked + slow_feed_forward(w, "cross_unit", looked))
+        torch.testing.assert_close(ours, expected, **EXACT)
+
+
+def test_equation_5_the_picture(w: Weights) -> None:
+    """i0 is the mean of the real regions after their unit, of length one."""
+    pictures, _ = real_items(image_batch(), text_batch())
+    expected = [slow_pair(w, regions, [torch.ones(TOKEN_DIM).double()])["i0"] for regions in pictures]
+    torch.testing.assert_close(model().encode_images(image_batch()).pooled, torch.stack(expected), **EXACT)
+
+
+@pytest.mark.parametrize("width", [5, 9])
+def test_equation_7_the_sentence(w: Weights, width: int) -> None:
+    """c0 from one token up, however wide the padding."""
+    batch = text_batch(width=width)
+    _, sentences = real_items(image_batch(), batch)
+    expected = torch.stack([slow_sentence(w, "text_cnn0", tokens) for tokens in sentences])
+    torch.testing.assert_close(model().encode_texts(batch).pooled, expected, **EXACT)
+
+
+@pytest.mark.parametrize("kind", [TextCNN, PairTextCNN])
+@pytest.mark.parametrize(("lengths", "width"), [(LENGTHS, 5), (LENGTHS, 9), ([1, 1], 1), ([2, 1], 2)])
+def test_equation_6_windows_and_their_slopes(kind: type[TextCNN], lengths: list[int], width: int) -> None:
+    """Both text CNNs: only windows of real tokens count; zeros fill up what is shorter than a window."""
+    torch.manual_seed(4)
+    cnn = kind(TOKEN_DIM, 5).double()
+    w = {f"cnn.conv{n}.{k}": v for n, conv in enumerate(cnn.convs, 1) for k, v in conv.named_parameters()}
+    batch = text_batch(lengths, width=width)
+    found = []
+    for way in ("class", "loop"):
+        cnn.zero_grad()
+        tokens = batch.features.clone().requires_grad_()
+        if way == "class":
+            answers = cnn(tokens, batch.mask)
+        else:
+            answers = torch.stack([slow_windows(w, "cnn", list(x[:n])) for x, n in zip(tokens, lengths, strict=True)])
+        (answers * torch.arange(answers.numel()).view_as(answers)).sum().backward()
+        found.append([answers.detach(), tokens.grad, *(p.grad for p in cnn.parameters())])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, **EXACT)
+
+
+def test_equations_8_to_10_both_sides_apart_are_the_sequence(w: Weights) -> None:
+    """Queries, keys and values prepared once an item are those of the stacked sequence; the root sits in the query."""
+    images, texts = encode(model())
+    pictures, sentences = real_items(image_batch(), text_batch())
+    for b in range(4):
+        joint = slow_joint(w, pictures[b], sentences[b])
+        for name, root in (("query", math.sqrt(WIDTH / HEADS)), ("key", 1.0), ("value", 1.0)):
+            sides = [side.extra_local[name][b][side.mask[b]] for side in (images, texts)]
+            expected = torch.stack([slow_linear(w, f"cross_unit.{name[0]}", x) for x in joint])
+            torch.testing.assert_close(root * torch.cat(sides).flatten(1), expected, **EXACT)
+
+
+@pytest.mark.parametrize("blocks", ["all", "own", "other"])
+def test_equation_11_one_softmax_over_both_sides(w: Weights, blocks: str) -> None:
+    """The square of attention; ``own`` and ``other`` are the same softmax with blocks of its logits masked."""
+    matcher = model(blocks=blocks)
+    images, texts = encode(matcher)
+    square = matcher.joint_attention(images, texts)
+    pictures, sentences = real_items(image_batch(), text_batch())
+    for b in range(4):
+        real = torch.cat([images.mask[b], texts.mask[b]])
+        joint, rule = slow_joint(w, pictures[b], sentences[b]), block_rule(blocks, len(pictures[b]))
+        _, shares = slow_multi_head(w, "cross_unit", joint, rule)
+        expected = torch.stack([torch.stack([torch.stack(row) for row in head]) for head in shares])
+        torch.testing.assert_close(square[b][:, real][:, :, real], expected, **EXACT)
+        assert not square[b][:, :, ~real].any()
+
+
+def test_equations_12_to_14_without_softmax_the_blocks_add_up() -> None:
+    """Q K^T V of the sequence is the sum of what is found on the two sides, for regions and for words."""
+    images, texts = encode(model(), image_batch(rows=[[1] * 4] * 4), text_batch([5] * 4))
+    sides = [images.extra_local, texts.extra_local]
+    q, k, v = (torch.cat([side[name] for side in sides], dim=1) for name in ("query", "key", "value"))
+    for b in range(4):
+        for head in range(HEADS):
+            whole = q[b, :, head] @ k[b, :, head].T @ v[b, :, head]
+            apart = []
+            for one in sides:
+                parts = [one["query"][b, :, head] @ o["key"][b, :, head].T @ o["value"][b, :, head] for o in sides]
+                assert all(part.abs().max() > 1e-3 for part in parts)
+                apart.append(sum(parts))
+            torch.testing.assert_close(torch.cat(apart), whole, **EXACT)
+
+
+def test_after_the_unit_the_sides_are_those_of_the_stack(w: Weights) -> None:
+    """Given pairs, all pairs, the three lines that stack, and the loop: the same vectors after the cross unit."""
+    matcher = model()
+    images, texts = encode(matcher)
+    unit = matcher.cross_unit
+    all_regions, all_words = of_all_pairs(unit, images, texts), of_all_pairs(unit, texts, images)
+    regions, words = of_pairs(unit, images, texts), of_pairs(unit, texts, images)
+    three_lines = stacked(unit, images.local, texts.local, images.mask, texts.mask)
+    pictures, sentences = real_items(image_batch(), text_batch())
+    for b in range(4):
+        seen, said = images.mask[b], texts.mask[b]
+        expected = torch.stack(slow_unit(w, "cross_unit", slow_joint(w, pictures[b], sentences[b])))
+        for r, t in (
+            (regions[b], words[b]),
+            (all_regions[b, b], all_words[b, b]),
+            (three_lines[0][b], three_lines[1][b]),
+        ):
+            torch.testing.assert_close(torch.cat([r[seen], t[said]]), expected, **EXACT)
+
+
+def test_the_four_vectors_of_every_pair(w: Weights) -> None:
+    """i1 and c1 change with the partner, i0 and c0 do not; all have length one."""
+    matcher = model()
+    images, texts = encode(matcher)
+    pictures, sentences = real_items(image_batch(), text_batch())
+    i1s = []
+    for i in range(4):
+        for c in range(4):
+            image, text = images[i : i + 1], texts[c : c + 1]
+            i1 = matcher.image_vector(of_pairs(matcher.cross_unit, image, text), image.mask)
+            c1 = matcher.caption_vector(of_pairs(matcher.cross_unit, text, image), text.mask)
+            expected = slow_pair(w, pictures[i], sentences[c])
+            for ours, name in ((image.pooled, "i0"), (text.pooled, "c0"), (i1, "i1"), (c1, "c1")):
+                torch.testing.assert_close(ours[0], expected[name], **EXACT)
+                assert ours.norm().item() == pytest.approx(1)
+            i1s.append(i1)
+    assert (i1s[0] - i1s[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("blocks", ["all", "own", "other"])
+@pytest.mark.parametrize("parts", ["both", "cross", "first"])
+def test_scores_are_the_paper_with_all_slopes(w: Weights, parts: str, blocks: str) -> None:
+    """The whole model: values, and the gradient of every weight, for every switch."""
+    matcher = model(parts=parts, blocks=blocks)
+    scores = matcher.score(*encode(matcher)).i2t
+    expected = slow_scores(w, image_batch(), text_batch(), parts, blocks)
+    torch.testing.assert_close(scores, expected, **EXACT)
+    spread = torch.randn(4, 4, generator=torch.Generator().manual_seed(5)).double()
+    for values in (scores, expected):
+        (values * spread).sum().backward()
+    unused = {"first": ("text_fc", "cross_unit", "text_cnn1"), "cross": ("self_unit", "text_cnn0")}
+    same_gradients(matcher, w, unused.get(parts, ()))
+
+
+def test_given_pairs_have_the_same_slopes(w: Weights) -> None:
+    """``score_pairs``, the way that training takes: a picture may stand in several pairs."""
+    matcher = model()
+    row, column = torch.tensor([0, 0, 2, 3, 1]), torch.tensor([1, 2, 1, 3, 0])
+    images, texts = encode(matcher)
+    scores = matcher.score_pairs(images[row], texts[column]).i2t
+    expected = slow_scores(w, image_batch(), text_batch())[row, column]
+    torch.testing.assert_close(scores, expected, **EXACT)
+    spread = torch.tensor([1.0, -2.0, 3.0, 0.5, 0.7]).double()
+    for values in (scores, expected):
+        (values * spread).sum().backward()
+    same_gradients(matcher, w)
+
+
+@pytest.mark.parametrize("feed_forward", [WIDTH, 11])
+def test_equation_15_and_its_slopes(feed_forward: int) -> None:
+    """The loss of a batch by the full score, hardest negatives, and the gradient of every weight through it."""
+    public = public_weights(feed_forward, seed=6)
+    w = {name: value.double().requires_grad_() for name, value in public.items()}
+    matcher = model(public)
+    loss, _ = HardNegativeTripletLoss(0.4)(matcher, PairBatch(image_batch(), text_batch()))
+    expected = slow_loss(slow_scores(w, image_batch(), text_batch()), 0.4)
+    torch.testing.assert_close(loss, expected, **EXACT)
+    assert loss > 0
+    loss.backward()
+    expected.backward()
+    same_gradients(matcher, w)
+
+
+def test_the_second_pair_of_eyes_agrees() -> None:
+    """The golden cases, which somebody else computed."""
+    folder = Path(__file__).resolve().parents[1] / "golden" / "mmca"
+    rows = list(run_folder(folder))
+    assert {row.case.split("/")[1] for row in rows} == {p.stem for p in folder.glob("*.npz")}
+    assert all(row.ok for row in rows), [str(row) for row in rows if not row.ok]
+
+
+# ---------------------------------------------------------------- 2. masks and company
+
+
+@pytest.mark.parametrize("blocks", ["all", "own", "other"])
+@pytest.mark.parametrize("garbage", [0.0, 1e4])
+def test_garbage_under_a_mask_takes_no_part(blocks: str, garbage: float) -> None:
+    """Scores, and slopes: none flows into padding, and what stands there changes none."""
+    matcher, found = model(blocks=blocks), []
+    for fill in (None, garbage):
+        images, texts = image_batch(), text_batch()
+        if fill is not None:
+            images.regions = images.regions.masked_fill(~images.mask[..., None], fill)
+            texts.features = texts.features.masked_fill(~texts.mask[..., None], fill)
+        images.regions.requires_grad_(), texts.features.requires_grad_()
+        matcher.zero_grad()
+        scores = matcher.score(*encode(matcher, images, texts)).i2t
+        (scores * torch.arange(16).view(4, 4)).sum().backward()
+        assert not images.regions.grad[~images.mask].any() and not texts.features.grad[~texts.mask].any()
+        found.append([scores.detach(), *(p.grad for p in matcher.parameters())])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("blocks", ["all", "own", "other"])
+def test_more_padding_changes_nothing(blocks: str) -> None:
+    """Wider batches, padding at the end of both sides."""
+    matcher, images, texts = model(blocks=blocks), image_batch(), text_batch()
+    expected = matcher.score(*encode(matcher, images, texts)).i2t
+    more = torch.full((4, 3, IMAGE_DIM), 7.0).double()
+    wide_images = replace(images, regions=torch.cat([images.regions, more], dim=1))
+    wide_images.mask = torch.cat([images.mask, torch.zeros(4, 3, dtype=torch.bool)], dim=1)
+    wide_texts = replace(texts, features=torch.cat([texts.features, more[..., :TOKEN_DIM]], dim=1))
+    for i in (images, wide_images):
+        for t in (texts, wide_texts):
+            ours = encode(matcher, i, t)
+            torch.testing.assert_close(matcher.score(*ours).i2t, expected, **EXACT)
+            torch.testing.assert_close(matcher.score_pairs(*ours).i2t, expected.diagonal(), **EXACT)
+
+
+@pytest.mark.parametrize("blocks", ["all", "own", "other"])
+def test_scores_do_not_depend_on_the_company(blocks: str) -> None:
+    """A pair alone and cut to its size, in company, and in company in another order."""
+    matcher, images, texts = model(blocks=blocks), image_batch(), text_batch()
+    together = matcher.score(*encode(matcher, images, texts)).i2t
+    order = torch.tensor([2, 0, 3, 1])
+    turned = matcher.score(*encode(matcher, images[order], texts[order])).i2t
+    torch.testing.assert_close(turned, together[order][:, order], **EXACT)
+    for i in range(4):
+        for c in range(4):
+            one = replace(images[i : i + 1], regions=images.regions[i : i + 1, images.mask[i]])
+            one.mask = images.mask[i : i + 1, images.mask[i]]
+            other = replace(texts[c : c + 1], features=texts.features[c : c + 1, : LENGTHS[c]])
+            sides = encode(matcher, one, other)
+            for scores in (matcher.score(*sides).i2t[0], matcher.score_pairs(*sides).i2t):
+                torch.testing.assert_close(scores[0], together[i, c], **EXACT)
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3, 5, 7, 100])
+def test_tiles_of_any_size_agree(pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles are cut by a number of bytes; the scores and their slopes do not know it, and blocks do not either."""
+    matcher, found = model(), []
+    images, texts = encode(matcher)
+    cost = matcher.bytes_per_pair(images, texts)
+    for tile in (2**24, pairs * cost):
+        monkeypatch.setattr(mmca, "TILE", tile)
+        calls, plain = [], MMCA.cross_score_tile
+        monkeypatch.setattr(MMCA, "cross_score_tile", lambda *a, p=plain, c=calls: c.append(1) or p(*a))
+        matcher.zero_grad()
+        scores = matcher.score(*encode(matcher)).i2t
+        (scores * torch.arange(16).view(4, 4)).sum().backward()
+        found.append([scores.detach(), *(p.grad for p in matcher.parameters())])
+        monkeypatch.setattr(MMCA, "cross_score_tile", plain)
+    assert len(calls) >= math.ceil(16 / pairs)
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, **EXACT)
+    in_blocks = score_all(matcher, images, texts, budget=pairs * cost, progress=False).i2t
+    torch.testing.assert_close(in_blocks, found[0][0].float())
+
+
+def joined(matcher: MMCA) -> tuple[Images, Texts]:
+    """Encodings of batches of their own, which were padded to different widths, joined."""
+    images, texts, sides = image_batch(), text_batch(), []
+    for i, c in ((0, 0), (1, 1), (2, 2), (3, 3)):
+        real = images.mask[i]
+        one = ImageBatch(images.regions[i : i + 1, real], images.mask[i : i + 1, real], images.ids[i : i + 1])
+        other = replace(texts[c : c + 1], features=texts.features[c : c + 1, : LENGTHS[c]])
+        sides.append(encode(matcher, one, other))
+    return Images.cat([one for one, _ in sides]), Texts.cat([other for _, other in sides])
+
+
+def test_encodings_joined_from_batches_of_other_widths() -> None:
+    """``encode_split`` joins blocks that were padded to different widths; the scores must stay."""
+    matcher = model()
+    torch.testing.assert_close(matcher.score(*joined(matcher)).i2t, matcher.score(*encode(matcher)).i2t, **EXACT)
+
+
+def test_one_of_anything_simply_works() -> None:
+    """One picture of one region with one caption of one token, with finite slopes."""
+    matcher = model()
+    scores = matcher.score(*encode(matcher, image_batch(rows=[[1]]), text_batch([1]))).i2t
+    scores.sum().backward()
+    assert scores.shape == (1, 1) and all(p.grad.isfinite().all() for p in matcher.parameters())
+
+
+def test_half_precision_trains() -> None:
+    """A step under autocast has a finite loss and finite slopes, masks included."""
+    matcher = model().float().train()
+    images, texts = image_batch(), text_batch()
+    images.regions, texts.features = images.regions.float(), texts.features.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = HardNegativeTripletLoss(0.2)(matcher, PairBatch(images, texts))
+    loss.backward()
+    assert loss.isfinite() and all(p.grad.isfinite().all() for p in matcher.parameters())
+
+
+# ---------------------------------------------------------------- 3. switches
+
+
+def test_a_gate_nailed_shut_makes_two_vectors_that_do_not_know_each_other() -> None:
+    """own: i1 is the same for every caption and c1 for every picture; all and other: they are not."""
+    for blocks, alike in (("own", True), ("all", False), ("other", False)):
+        matcher = model(blocks=blocks)
+        images, texts = encode(matcher)
+        regions = of_all_pairs(matcher.cross_unit, images, texts)[0]  # picture 0 with all captions
+        words = of_all_pairs(matcher.cross_unit, texts, images)[0]
+        for after in (regions, words):
+            assert torch.allclose(after[0][0], after[1][0], atol=1e-12) == alike
+
+
+def test_parts_are_the_two_terms() -> None:
+    """both = first + cross_weight * cross, for all pairs and for given ones."""
+    scores = {}
+    for parts in ("both", "first", "cross"):
+        matcher = model(parts=parts)
+        scores[parts] = matcher.score(*encode(matcher)).i2t
+        torch.testing.assert_close(matcher.score_pairs(*encode(matcher)).i2t, scores[parts].diagonal(), **EXACT)
+    torch.testing.assert_close(scores["both"], scores["first"] + ALPHA * scores["cross"], **EXACT)
+    assert (scores["first"] - scores["cross"]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("more", [{"cross_weight": 0.0}, {"parts": "first"}])
+def test_without_a_second_score_nothing_is_prepared(more: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight of 0 is the first score alone, and the cross unit is never asked."""
+
+    def never(*_) -> None:
+        raise AssertionError("the cross unit ran")
+
+    for name in ("prepare", "finish"):
+        monkeypatch.setattr(CrossUnit, name, never)
+    matcher = model(**more)
+    images, texts = encode(matcher)
+    assert not matcher.crosses and images.extra_local == texts.extra_local == {}
+    torch.testing.assert_close(matcher.score(images, texts).i2t, images.pooled @ texts.pooled.T, **EXACT)
+    assert matcher.attention(images, texts) == {} and matcher.bytes_per_pair(images, texts) == 4
+    loss, _ = HardNegativeTripletLoss(0.2)(matcher, PairBatch(image_batch(), text_batch()))
+    torch.testing.assert_close(loss, hinge_loss(matcher.score(images, texts), 0.2, True), **EXACT)
+
+
+def test_cross_alone_ignores_the_weight() -> None:
+    matcher = model(parts="cross", cross_weight=0.0)
+    other = model(parts="cross")
+    torch.testing.assert_close(matcher.score(*encode(matcher)).i2t, other.score(*encode(other)).i2t, **EXACT)
+
+
+def test_one_vector_is_the_mean_of_the_real_regions(w: Weights) -> None:
+    """The same as a picture with one region, the mean of those that are there."""
+    matcher, images = model(one_vector=True), image_batch()
+    means = torch.stack([x[m].mean(dim=0) for x, m in zip(images.regions, images.mask, strict=True)])
+    single = ImageBatch(means[:, None], torch.ones(4, 1, dtype=torch.bool), images.ids)
+    sides = encode(matcher)
+    assert sides[0].mask.shape == (4, 1) and sides[0].local.shape == (4, 1, WIDTH)
+    torch.testing.assert_close(matcher.score(*sides).i2t, slow_scores(w, single, text_batch()), **EXACT)
+    torch.testing.assert_close(matcher.score_pairs(*sides).i2t, matcher.score(*sides).i2t.diagonal(), **EXACT)
+    assert matcher.attention(*sides)["t2i"].weights.shape == (4, 5, 1)
+
+
+# ---------------------------------------------------------------- 4. picked pairs
+
+
+class Decoupled(Matcher):
+    """Two similarities, one for each direction, and a loss of its own."""
+
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.randn(width, width)), nn.Parameter(torch.randn(width, width))
+
+    def encode_images(self, batch: ImageBatch) -> Images:
+        return Images(pooled=batch.regions[:, 0, :5])
+
+    def encode_texts(self, batch: TextBatch) -> Texts:
+        return Texts(pooled=batch.features[:, 0, :5])
+
+    def score(self, images: Images, texts: Texts) -> Scores:
+        return Scores(*(images.pooled @ m @ texts.pooled.T for m in (self.one, self.two)))
+
+    def score_pairs(self, images: Images, texts: Texts) -> Scores:
+        return Scores(*((images.pooled @ m * texts.pooled).sum(dim=1) for m in (self.one, self.two)))
+
+    def extra_losses(self, images: Images, texts: Texts, batch: PairBatch) -> dict[str, Tensor]:
+        return {"size": self.one.pow(2).sum()}
+
+
+def six_pairs() -> PairBatch:
+    """Six pairs, of captions with word ids and with token states."""
+    rows = [[1, 1, 1, 1], [1, 0, 1, 1], [1, 0, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    texts = text_batch([5, 1, 2, 3, 4, 5])
+    words = torch.randint(4, 20, (6, 5), generator=torch.Generator().manual_seed(7)) * texts.mask
+    return PairBatch(image_batch(rows=rows), replace(texts, words=words))
+
+
+def any_matcher(kind: str) -> Matcher:
+    torch.manual_seed(8)
+    made = {
+        "mmca": model,
+        "mmca one vector": lambda: model(one_vector=True),
+        "decoupled": Decoupled,
+        "vsepp": lambda: VSEPP(20, IMAGE_DIM, width=8, word_dim=5),
+        "scan": lambda: SCAN(20, IMAGE_DIM, width=8, word_dim=5),
+    }
+    return made[kind]().double().train()
+
+
+def gradients(matcher: Matcher, loss: Tensor) -> dict[str, Tensor]:
+    matcher.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in matcher.named_parameters() if p.grad is not None}
+
+
+KINDS = ["mmca", "mmca one vector", "decoupled", "vsepp"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "scan"])
+@pytest.mark.parametrize("hardest", [True, False])
+@pytest.mark.parametrize("at_a_time", [1000, 5, 1])
+def test_picked_pairs_have_the_loss_and_slopes_of_all(
+    kind: str, hardest: bool, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The direct way and the picked way, in one piece and in many, for any matcher."""
+    matcher, batch, pieces = any_matcher(kind), six_pairs(), []
+    images, texts = encode(matcher, batch.images, batch.texts)
+    scores = matcher.score(images, texts)
+    assert scores.decoupled == (kind == "decoupled")
+    extra = sum(matcher.extra_losses(images, texts, batch).values())
+    expected = hinge_loss(scores, 0.4, hardest) + extra
+    torch.testing.assert_close(expected, slow_loss(scores.i2t, 0.4, hardest, scores.t2i) + extra, **EXACT)
+    slopes = gradients(matcher, expected)
+    plain = mmca.checkpoint
+    monkeypatch.setattr(mmca, "checkpoint", lambda *a, **k: pieces.append(len(a[1])) or plain(*a, **k))
+    budget = at_a_time * KEPT * matcher.bytes_per_pair(images, texts)
+    loss, told = HardNegativeTripletLoss(0.4, hardest=hardest, negatives=0, budget=budget)(matcher, batch)
+    asked = 3 * 6 if hardest else 6 + 2 * 6 * 5
+    assert sum(pieces) == (0 if at_a_time > asked else asked) and max(pieces, default=0) <= at_a_time
+    torch.testing.assert_close(loss, expected, **EXACT)
+    ours = gradients(matcher, loss)
+    assert ours.keys() == slopes.keys() and told == {"hardest": float(hardest)} and matcher.training
+    for name, value in slopes.items():
+        torch.testing.assert_close(ours[name], value, **EXACT)
+
+
+def test_the_hardest_are_picked_each_way_by_its_own_score() -> None:
+    """Wrong captions by i2t along rows, wrong pictures by t2i along columns."""
+    matcher, batch = any_matcher("decoupled"), six_pairs()
+    sides = encode(matcher, batch.images, batch.texts)
+    scores = matcher.score(*sides)
+    captions, pictures = pick_hardest(matcher, *sides, budget=2**20)
+    for b in range(6):
+        others = [x for x in range(6) if x != b]
+        assert captions[b].item() == max(others, key=lambda x, b=b: scores.i2t[b, x].item())
+        assert pictures[b].item() == max(others, key=lambda x, b=b: scores.t2i[x, b].item())
+    assert captions.tolist() != pictures.tolist()
+
+
+def test_random_picks_are_wrong_different_and_fair() -> None:
+    """Never the right one, none twice, every wrong one equally often, captions and pictures drawn apart."""
+    torch.manual_seed(9)
+    often, draws = torch.zeros(2, 6, 6), 2000
+    for _ in range(draws):
+        picks = torch.stack(pick_random(6, 2))
+        often.scatter_add_(2, picks, torch.ones_like(picks, dtype=torch.float32))
+        assert (picks[..., 0] != picks[..., 1]).all()
+    assert not often.diagonal(dim1=1, dim2=2).any()
+    wrong = often[:, ~torch.eye(6, dtype=torch.bool)] / draws
+    assert (wrong - 2 / 5).abs().max() < 5 * math.sqrt(0.4 * 0.6 / draws)
+    everyone = torch.stack(pick_random(6, 5))
+    assert all(sorted(row) == [x for x in range(6) if x != b] for way in everyone for b, row in enumerate(way.tolist()))
+
+
+@pytest.mark.parametrize("negatives", [1, 2, 4])
+def test_random_pairs_stand_for_all_on_average(negatives: int) -> None:
+    """The mean over many draws approaches the loss over all wrong pairs; a single draw does not."""
+    matcher, batch = any_matcher("decoupled"), six_pairs()
+    objective = HardNegativeTripletLoss(0.4, hardest=False, negatives=negatives)
+    torch.manual_seed(10)
+    with torch.no_grad():
+        expected = hinge_loss(matcher.score(*encode(matcher, batch.images, batch.texts)), 0.4, False)
+        expected = expected + matcher.one.pow(2).sum()
+        losses = torch.stack([objective(matcher, batch)[0] for _ in range(400)])
+    error = losses.std() / math.sqrt(len(losses))
+    assert losses.std() > 0.02 * expected and (losses.mean() - expected).abs() < 4 * error
+
+
+def test_more_negatives_than_there_are_is_all_of_them() -> None:
+    matcher, batch = any_matcher("vsepp"), six_pairs()
+    every = [HardNegativeTripletLoss(0.4, hardest=False, negatives=n)(matcher, batch)[0] for n in (0, 5, 99)]
+    torch.testing.assert_close(every[1], every[0], **EXACT)
+    torch.testing.assert_close(every[2], every[0], **EXACT)
+
+
+def test_the_hardest_take_over_after_the_warmup() -> None:
+    objective = HardNegativeTripletLoss(warmup_epochs=2)
+    now = []
+    for epoch in range(4):
+        objective.set_epoch(epoch)
+        now.append(objective.hardest_now)
+    assert now == [False, False, True, True]
+    objective = HardNegativeTripletLoss(hardest=False, warmup_epochs=0)
+    objective.set_epoch(7)
+    assert not objective.hardest_now and HardNegativeTripletLoss().hardest_now
+
+
+def test_slopes_in_pieces_remember_what_was_dropped() -> None:
+    """With dropout, pieces that are computed again must leave out the same numbers: slopes against differences."""
+    matcher, batch = model(dropout=0.3).train(), six_pairs()
+    cost = matcher.bytes_per_pair(*encode(matcher, batch.images, batch.texts))
+    objective, names = (
+        HardNegativeTripletLoss(0.4, budget=4 * KEPT * cost),
+        ("cross_proj.weight", "cross_unit.inner.weight"),
+    )
+
+    def loss() -> Tensor:
+        torch.manual_seed(11)
+        return objective(matcher, batch)[0]
+
+    slopes = gradients(matcher, loss())
+    for name in names:
+        weight, step = matcher.get_parameter(name), 1e-6 * torch.sign(slopes[name])
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                weight += sign * step
+                values.append(loss().item())
+                weight -= sign * step
+        assert values[0] - values[1] == pytest.approx(2e-6 * slopes[name].abs().sum().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("hardest", [True, False])
+def test_one_pair_has_no_negative(hardest: bool) -> None:
+    """As in HingeTriplet: nothing to learn from, and no failure."""
+    matcher, batch = any_matcher("mmca"), six_pairs()
+    batch = PairBatch(batch.images[:1], batch.texts[:1])
+    expected, _ = HingeTriplet(0.2, hardest=hardest)(matcher, batch)
+    torch.testing.assert_close(HardNegativeTripletLoss(0.2, hardest=hardest)(matcher, batch)[0], expected, **EXACT)
+
+
+# ---------------------------------------------------------------- 5. memory
+
+
+def wide_pairs(pairs: int) -> tuple[MMCA, PairBatch]:
+    """Width 64, twelve regions, ten tokens."""
+    torch.manual_seed(12)
+    images = ImageBatch(torch.randn(pairs, 12, 16), torch.ones(pairs, 12, dtype=torch.bool), torch.arange(pairs))
+    lengths = torch.full((pairs,), 10)
+    texts = TextBatch(lengths=lengths, ids=torch.arange(pairs), features=torch.randn(pairs, 10, 16))
+    return MMCA(16, 16, width=64, heads=4), PairBatch(images, texts)
+
+
+def most_bytes(run: Callable[[], None]) -> int:
+    """The most that tensors of the run hold at one time, beyond what was there before: counted, not sampled."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert events
+    live = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
+
+
+def bytes_of_encoding(matcher: MMCA, batch: PairBatch) -> int:
+    """The most that encoding a batch and its slopes hold, without any pair."""
+
+    def run() -> None:
+        sides = encode(matcher, batch.images, batch.texts)
+        tensors = [t for side in sides for t in (side.pooled, side.local, *side.extra_local.values())]
+        sum(t.sum() for t in tensors if t.requires_grad).backward()
+
+    return most_bytes(run)
+
+
+def bytes_of_step(matcher: MMCA, batch: PairBatch, objective: Callable) -> int:
+    """The most that a training step holds beyond its encodings."""
+    for p in matcher.parameters():
+        p.grad = torch.zeros_like(p)
+    return most_bytes(lambda: objective(matcher, batch)[0].backward()) - bytes_of_encoding(matcher, batch)
+
+
+def test_a_step_stays_within_its_budget() -> None:
+    """Batches of 16 and of 64, forward and backward: the budget holds, and the direct way grows with the square."""
+    budget = 2**22
+    for pairs in (16, 64):
+        assert bytes_of_step(*wide_pairs(pairs), HardNegativeTripletLoss(budget=budget)) < 2 * budget, pairs
+    direct = [bytes_of_step(*wide_pairs(pairs), HingeTriplet()) for pairs in (8, 16)]
+    assert direct[1] > 3 * direct[0] and direct[1] > 2 * budget
+
+
+@pytest.mark.parametrize(("width", "heads", "regions", "words"), [(64, 4, 12, 10), (32, 16, 36, 14), (64, 4, 36, 3)])
+def test_what_a_graph_remembers_of_a_pair_is_as_stated(width: int, heads: int, regions: int, words: int) -> None:
+    """Bytes that are kept for the slopes of 20 given pairs, against KEPT times the model's own estimate."""
+    torch.manual_seed(13)
+    matcher = MMCA(16, 16, width=width, heads=heads)
+    images = ImageBatch(torch.randn(20, regions, 16), torch.ones(20, regions, dtype=torch.bool), torch.arange(20))
+    texts = TextBatch(torch.full((20,), words), torch.arange(20), features=torch.randn(20, words, 16))
+    sides, kept = encode(matcher, images, texts), {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        scores = matcher.score_pairs(*sides).i2t
+    weights = {p.untyped_storage().data_ptr() for p in matcher.parameters()}
+    total = sum(size for place, size in kept.items() if place not in weights)
+    stated = KEPT * 20 * matcher.bytes_per_pair(*sides)
+    assert scores.requires_grad and stated / 6 < total < 2 * stated
+
+
+# ---------------------------------------------------------------- 6. the paper's size
+
+
+def test_two_steps_at_the_papers_size() -> None:
+    """Width 256, 16 heads, 36 regions of 2048 numbers, tokens of a BERT of base geometry: all weights move."""
+    torch.manual_seed(14)
+    bert = BertModel(BertConfig(vocab_size=50, num_hidden_layers=1), add_pooling_layer=False).eval()
+    lengths = torch.tensor([14, 9, 4, 11])
+    words = torch.randint(1, 50, (4, 14)) * length_mask(lengths, 14)
+    with torch.no_grad():
+        states = bert(words, attention_mask=length_mask(lengths, 14)).last_hidden_state
+    batch = PairBatch(
+        ImageBatch(torch.randn(4, 36, 2048), torch.ones(4, 36, dtype=torch.bool), torch.arange(4)),
+        TextBatch(lengths=lengths, ids=torch.arange(4), features=states),
+    )
+    matcher = MMCA(2048)  # everything else is the paper's by default
+    settings = ("token_dim", "width", "dropout", "cross_weight", "parts", "blocks")
+    assert [matcher.config[name] for name in settings] == [768, 256, 0.0, 0.2, "both", "all"]
+    assert matcher.self_unit.attention.heads == matcher.cross_unit.attention.heads == 16
+    assert matcher.text_proj.weight.shape == matcher.cross_proj.weight.shape == (256, 3 * 256)
+    before = {name: p.detach().clone() for name, p in matcher.named_parameters()}
+    optimiser, objective = torch.optim.Adam(matcher.parameters(), lr=2e-4), HardNegativeTripletLoss(0.2)
+    losses = []
+    for _ in range(2):
+        loss, _ = objective(matcher, batch)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert all(math.isfinite(value) for value in losses) and losses[1] < losses[0]
+    still = {name for name, p in matcher.named_parameters() if not (p - before[name]).abs().max() > 1e-5}
+    assert still <= {"self_unit.attention.key.bias", "cross_unit.attention.key.bias"}  # their slope is zero
+    assert all(p.isfinite().all() for p in matcher.parameters())
+
+
+# ---------------------------------------------------------------- 7. bad input
+
+
+def test_word_ids_are_refused() -> None:
+    batch = TextBatch(lengths=torch.tensor([2]), ids=torch.tensor([0]), words=torch.tensor([[4, 5]]))
+    with pytest.raises(ItmError, match="captions: found word ids, expected states of a text encoder"):
+        model().encode_texts(batch)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"parts": "second"}, "parts: found 'second', expected one of both, first, cross"),
+        ({"blocks": "none"}, "blocks: found 'none', expected one of all, own, other"),
+        ({"heads": 3}, "heads: found 3, expected a number that divides the width 8"),
+    ],
+)
+def test_unknown_options_are_named(more: dict, message: str) -> None:
+    with pytest.raises(ItmError, match=message):
+        MMCA(7, 6, **({"width": 8, "heads": 2} | more))
+
+
+def test_a_budget_below_one_pair_is_named() -> None:
+    with pytest.raises(ItmError, match="budget: found 10 bytes, expected at least"):
+        HardNegativeTripletLoss(budget=10)(model(), six_pairs())
+
+
+# ---------------------------------------------------------------- 8. attention
+
+
+@pytest.mark.parametrize("blocks", ["all", "other"])
+def test_attention_is_the_crossing_blocks_scaled_to_one(blocks: str) -> None:
+    """Rows of real queries sum to one over real keys; padding gets nothing; slopes flow."""
+    matcher = model(blocks=blocks)
+    images, texts = encode(matcher)
+    joint, r = matcher.joint_attention(images, texts), images.mask.shape[1]
+    torch.testing.assert_close(joint.sum(dim=-1), torch.ones(4, HEADS, r + 5).double())
+    found = matcher.attention(images, texts)
+    assert set(found) == {"t2i", "i2t"}
+    for way, one, other in (("t2i", texts, images), ("i2t", images, texts)):
+        seen = found[way]
+        assert seen.queries is one.local and seen.keys is other.local
+        assert seen.query_mask is one.mask and seen.key_mask is other.mask
+        rows = seen.weights.sum(dim=-1)[seen.query_mask]
+        torch.testing.assert_close(rows, torch.ones_like(rows))
+        assert not seen.weights[~seen.key_mask[:, None].expand_as(seen.weights)].any()
+        assert seen.weights.requires_grad
+    crossing = joint[0, :, r, :r].sum(dim=0)  # the first word of the first pair, both heads
+    torch.testing.assert_close(found["t2i"].weights[0, 0], crossing / crossing.sum(), **EXACT)
+
+
+def test_a_gate_nailed_shut_has_no_attention_to_show() -> None:
+    matcher = model(blocks="own")
+    assert matcher.attention(*encode(matcher)) == {}
+
+
+def test_the_gate_is_the_share_that_crosses() -> None:
+    """Of the one softmax, the part on the other side is the sigmoid of the difference in loudness."""
+    matcher = model()
+    images, texts = encode(matcher)
+    joint, r = matcher.joint_attention(images, texts), images.mask.shape[1]
+    blocks = (images, texts, joint[:, :, :r, r:]), (texts, images, joint[:, :, r:, :r])
+    for one, other, block in blocks:
+        mine, theirs = one.extra_local, other.extra_local
+        _, logsumexp = attend(mine["query"], theirs["key"], theirs["value"], other.mask)
+        gate = torch.sigmoid(logsumexp - mine["loudness"])  # (b, q, h)
+        torch.testing.assert_close(block.sum(dim=-1).mT, gate, **EXACT)
+        assert gate[one.mask].std() > 0.01
+
+
+def test_equal_logits_put_the_gate_where_counting_does() -> None:
+    """With no queries every key is as loud as any other: the share is that of the other side's keys."""
+    matcher = model()
+    nn.init.zeros_(matcher.cross_unit.attention.query.weight)
+    nn.init.zeros_(matcher.cross_unit.attention.query.bias)
+    images, texts = encode(matcher)
+    crossing = matcher.joint_attention(images, texts)[:, 0, 0, images.mask.shape[1] :].sum(dim=-1)
+    words, regions = texts.mask.sum(dim=1), images.mask.sum(dim=1)
+    torch.testing.assert_close(crossing, words / (words + regions).double())
+
+
+def test_attention_of_a_model_with_shut_gates_is_finite() -> None:
+    """Sharp looks at one's own side: scores stay finite, and attention should too."""
+    matcher = model().float()
+    with torch.no_grad():
+        for name in ("query", "key"):
+            getattr(matcher.cross_unit.attention, name).weight *= 20
+    images, texts = image_batch(), text_batch()
+    images.regions, texts.features = images.regions.float(), texts.features.float()
+    sides = encode(matcher, images, texts)
+    if not matcher.score(*sides).i2t.isfinite().all():
+        raise RuntimeError("the scores themselves are not finite")
+    for seen in matcher.attention(*sides).values():
+        assert seen.weights[seen.query_mask].isfinite().all()
+
+
+# ---------------------------------------------------------------- 9. building
+
+
+def chapter_parameters() -> dict:
+    notebook = nbformat.read(ROOT / "notebooks" / "08_mmca.ipynb", as_version=4)
+    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    return {name: value for name, (_, value) in declared_parameters(cell.source).items()}
+
+
+def test_build_takes_the_chapters_parameters() -> None:
+    """The defaults of the page build a model that scores, and whose configuration builds it again."""
+    parameters = chapter_parameters()
+    matcher = build(parameters, 0, 11)
+    assert matcher.config["image_dim"] == 11 and matcher.crosses
+    for name in ("token_dim", "width", "heads", "dropout", "cross_weight", "parts", "blocks", "one_vector"):
+        assert matcher.config[name] == parameters[name]
+    again = MMCA(**matcher.config)
+    again.load_state_dict(matcher.state_dict())
+    images = ImageBatch(torch.randn(2, 3, 11), torch.ones(2, 3, dtype=torch.bool), torch.arange(2))
+    states = torch.randn(2, 4, parameters["token_dim"])
+    texts = TextBatch(lengths=torch.tensor([4, 2]), ids=torch.arange(2), features=states)
+    scores = [m.eval().score(*encode(m, images, texts)).i2t for m in (matcher, again)]
+    assert scores[0].shape == (2, 2)
+    torch.testing.assert_close(*scores, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["parts", "blocks", "one_vector"])
+def test_build_passes_every_switch_on(name: str) -> None:
+    value = {"parts": "cross", "blocks": "other", "one_vector": True}[name]
+    assert build(chapter_parameters() | {name: value}, 0, 11).config[name] == value
+
+
+@pytest.mark.parametrize("feed_forward", [WIDTH, 11])
+def test_public_names_go_there_and_back(feed_forward: int) -> None:
+    """Every public weight arrives, unchanged, at the place that its name says; sizes and options are read."""
+    public = public_weights(feed_forward)
+    made = MMCA.from_public(public, {"h": 4, "alpha": 0.7})
+    assert (made.cross_unit.attention.heads, made.self_unit.attention.heads, made.cross_weight) == (4, 4, 0.7)
+    assert (made.config["width"], made.config["image_dim"], made.config["token_dim"]) == (WIDTH, IMAGE_DIM, TOKEN_DIM)
+    assert made.config["feed_forward"] == feed_forward
+    state = made.state_dict()
+    assert {our_name(MMCA, name) for name in public} == state.keys()
+    for name, value in public.items():
+        assert torch.equal(state[our_name(MMCA, name)], value)
+
+
+def test_public_weights_must_fit() -> None:
+    public = public_weights()
+    with pytest.raises(ItmError, match=r"cross_unit\.attention\.key\.bias: found no weight"):
+        MMCA.from_public({k: v for k, v in public.items() if k != "cross_unit.k.bias"}, {"h": 2, "alpha": 0.2})
+    with pytest.raises(ItmError, match="heads: found 3"):
+        MMCA.from_public(public, {"h": 3, "alpha": 0.2})
+    with pytest.raises(ItmError, match="shape"):
+        MMCA.from_public(public | {"text_cnn1.fc.bias": torch.zeros(3)}, {"h": 2, "alpha": 0.2})
+
+
+@pytest.mark.parametrize("way", ["t2i", "i2t"])
+def test_the_look_has_slopes_where_captions_are_padded(way: str) -> None:
+    """Chapter 11 trains through the weights: padding leaves them finite, and gets none of the look."""
+    matcher, batch = model(), six_pairs()
+    sides = encode(matcher, batch.images, batch.texts)
+    assert len(set(batch.texts.lengths.tolist())) > 1
+    attention = matcher.attention(*sides)[way]
+    attention.weights.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in matcher.parameters() if p.grad is not None)
+    assert not attention.weights[(~attention.key_mask)[:, None].expand_as(attention.weights)].any()
