@@ -29,7 +29,7 @@ from itm_utils.models.mmca import (
     attend,
     attend_all_pairs,
 )
-from itm_utils.models.saem import MultiHead, TextCNN, TransformerLayer
+from itm_utils.models.saem import MultiHeadAttention, TextCNN, TransformerLayer
 from itm_utils.models.scan import read_words
 from itm_utils.models.vsepp import HingeTriplet, hinge_loss, l2_normalize, load_public
 
@@ -173,7 +173,7 @@ class PhraseDecoder(TransformerLayer):
         self, width: int, heads: int, feed_forward: int, dropout: float
     ) -> None:
         super().__init__(width, heads, feed_forward, dropout, "relu", eps=1e-5)
-        self.gather = MultiHead(width, heads, dropout)
+        self.gather = MultiHeadAttention(width, heads, dropout)
         self.norm_gather = nn.LayerNorm(width, eps=1e-5)
 
     def phrases(self, vectors: Tensor, mask: Tensor) -> Tensor:
@@ -183,18 +183,18 @@ class PhraseDecoder(TransformerLayer):
 
     def project_queries(self, phrases: Tensor) -> Tensor:
         """Queries of the second look, divided by the root of a head's width: (n, k, h, e)."""
-        query = self.attention.query(phrases).unflatten(-1, (self.attention.heads, -1))
+        query = self.attention.q_proj(phrases).unflatten(-1, (self.attention.heads, -1))
         return query / math.sqrt(query.shape[-1])
 
     def answers(self, vectors: Tensor) -> dict[str, Tensor]:
         """Keys and values for the second look, of the other kind: (n, k, h, e) each."""
         split = (self.attention.heads, -1)
-        key, value = self.attention.key(vectors), self.attention.value(vectors)
+        key, value = self.attention.k_proj(vectors), self.attention.v_proj(vectors)
         return {"key": key.unflatten(-1, split), "value": value.unflatten(-1, split)}
 
     def attention_output(self, phrases: Tensor, found: Tensor) -> Tensor:
         """What follows the second look; phrases (…, k, d), found (…, k, h, e)."""
-        return self.finish(phrases, self.attention.output(found.flatten(-2)))
+        return self.ffn(phrases, self.attention.out_proj(found.flatten(-2)))
 
 
 # cell say
@@ -331,7 +331,7 @@ class InterPAM(InterEncoders):
         r, width = images.local.shape[1:]
         w, layer = texts.local.shape[1], self.i2t
         rows = max(r, w)  # one decoder after the other
-        inside = rows * (4 * width + 2 * layer.inner.out_features)
+        inside = rows * (4 * width + 2 * layer.linear1.out_features)
         return 4 * (inside + 3 * layer.attention.heads * r * w)
 
 
@@ -435,8 +435,8 @@ class DCPALooks(TwoStages):
 
 
 # cell dcpa-class
-LOOK_NAMES = {"q": "query", "k": "key", "v": "value", "o": "output"}
-LAYER_NAMES = {"ffn1": "inner", "ffn2": "outer"}
+LOOK_NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+LAYER_NAMES = {"ffn1": "linear1", "ffn2": "linear2"}
 DECODER_NAMES = {
     **LAYER_NAMES,
     "norm1": "norm_gather",

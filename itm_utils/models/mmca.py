@@ -100,9 +100,9 @@ class CrossUnit(TransformerLayer):
     def prepare(self, vectors: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Of items (n, k, d): projections (n, k, h, e), and what each finds in itself."""
         split = (self.attention.heads, -1)
-        query = self.attention.query(vectors).unflatten(-1, split)
-        key = self.attention.key(vectors).unflatten(-1, split)
-        value = self.attention.value(vectors).unflatten(-1, split)
+        query = self.attention.q_proj(vectors).unflatten(-1, split)
+        key = self.attention.k_proj(vectors).unflatten(-1, split)
+        value = self.attention.v_proj(vectors).unflatten(-1, split)
         query = query / math.sqrt(query.shape[-1])
         own, logsumexp = attend(query, key, value, mask)
         made = {"query": query, "key": key, "value": value}
@@ -119,7 +119,7 @@ class CrossUnit(TransformerLayer):
 
     def attention_output(self, vectors: Tensor, found: Tensor) -> Tensor:
         """What follows the look; vectors (…, k, d), found (…, k, h, e)."""
-        return self.finish(vectors, self.attention.output(found.flatten(-2)))
+        return self.ffn(vectors, self.attention.out_proj(found.flatten(-2)))
 
 
 # cell cross-sides
@@ -379,12 +379,12 @@ class MMCAAttention(MMCAScores):
 
 # cell mmca-class
 UNIT_NAMES = {
-    "q": "attention.query",
-    "k": "attention.key",
-    "v": "attention.value",
-    "o": "attention.output",
-    "ffn1": "inner",
-    "ffn2": "outer",
+    "q": "attention.q_proj",
+    "k": "attention.k_proj",
+    "v": "attention.v_proj",
+    "o": "attention.out_proj",
+    "ffn1": "linear1",
+    "ffn2": "linear2",
     "norm1": "attn_norm",
     "norm2": "ffn_norm",
 }

@@ -31,7 +31,7 @@ from itm_utils.models.vsepp import (
 
 
 # cell multi-head
-class MultiHead(nn.Module):
+class MultiHeadAttention(nn.Module):
     """Attention with several heads: every query collects what it needs from the keys."""
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
@@ -41,8 +41,8 @@ class MultiHead(nn.Module):
                 "heads", str(heads), f"a number that divides the width {width}"
             )
         self.heads = heads
-        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
-        self.value, self.output = nn.Linear(width, width), nn.Linear(width, width)
+        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
 
     def cut(self, vectors: Tensor) -> Tensor:
@@ -56,13 +56,13 @@ class MultiHead(nn.Module):
 
         mask: (b, k), True where there is a key.
         """
-        q, k = self.cut(self.query(queries)), self.cut(self.key(context))
+        q, k = self.cut(self.q_proj(queries)), self.cut(self.k_proj(context))
         logits = q @ k.mT / math.sqrt(q.shape[-1])
         nothing = torch.finfo(logits.dtype).min
         logits = logits.masked_fill(~mask[:, None, None, :], nothing)
         weights = logits.softmax(dim=-1)
-        found = self.dropout(weights) @ self.cut(self.value(context))
-        return self.output(found.transpose(1, 2).flatten(2)), weights
+        found = self.dropout(weights) @ self.cut(self.v_proj(context))
+        return self.out_proj(found.transpose(1, 2).flatten(2)), weights
 
 
 # cell transformer-layer
@@ -79,9 +79,9 @@ class TransformerLayer(nn.Module):
         eps: float = 1e-12,
     ) -> None:
         super().__init__()
-        self.attention = MultiHead(width, heads, dropout)
-        self.inner = nn.Linear(width, feed_forward)
-        self.outer = nn.Linear(feed_forward, width)
+        self.attention = MultiHeadAttention(width, heads, dropout)
+        self.linear1 = nn.Linear(width, feed_forward)
+        self.linear2 = nn.Linear(feed_forward, width)
         self.attn_norm = nn.LayerNorm(width, eps=eps)
         self.ffn_norm = nn.LayerNorm(width, eps=eps)
         self.dropout = nn.Dropout(dropout)
@@ -90,12 +90,12 @@ class TransformerLayer(nn.Module):
     def forward(self, vectors: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """(b, k, d) and mask (b, k) to new vectors (b, k, d) and weights (b, h, k, k)."""
         found, weights = self.attention(vectors, vectors, mask)
-        return self.finish(vectors, found), weights
+        return self.ffn(vectors, found), weights
 
-    def finish(self, vectors: Tensor, found: Tensor) -> Tensor:
+    def ffn(self, vectors: Tensor, found: Tensor) -> Tensor:
         """What follows the look: shortcut, norm, think, shortcut, norm; all (…, k, d)."""
         vectors = self.attn_norm(vectors + self.dropout(found))
-        thought = self.outer(self.activation(self.inner(vectors)))
+        thought = self.linear2(self.activation(self.linear1(vectors)))
         return self.ffn_norm(vectors + self.dropout(thought))
 
 
@@ -229,14 +229,14 @@ class TwoTerms:
 
 # cell public-names
 LAYER_NAMES = {
-    "attention.self.query": "attention.query",
-    "attention.self.key": "attention.key",
-    "attention.self.value": "attention.value",
-    "attention.output.dense": "attention.output",
+    "attention.self.query": "attention.q_proj",
+    "attention.self.key": "attention.k_proj",
+    "attention.self.value": "attention.v_proj",
+    "attention.output.dense": "attention.out_proj",
     "attention.output.LayerNorm.gamma": "attn_norm.weight",
     "attention.output.LayerNorm.beta": "attn_norm.bias",
-    "intermediate.dense": "inner",
-    "output.dense": "outer",
+    "intermediate.dense": "linear1",
+    "output.dense": "linear2",
     "output.LayerNorm.gamma": "ffn_norm.weight",
     "output.LayerNorm.beta": "ffn_norm.bias",
 }

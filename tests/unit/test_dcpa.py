@@ -417,7 +417,7 @@ def test_the_published_weights_are_the_defaults() -> None:
     assert made.inter.decoupled and made.inter.special_tokens
     looks = [made.intra.encoder.attention, made.inter.i2t.gather, made.inter.i2t.attention, made.inter.t2i.gather]
     assert {attend.heads for attend in looks} == {16}
-    assert made.intra.encoder.inner.out_features == made.inter.t2i.inner.out_features == 2048
+    assert made.intra.encoder.linear1.out_features == made.inter.t2i.linear1.out_features == 2048
     norms = [part for part in made.modules() if isinstance(part, nn.LayerNorm)]
     assert len(norms) == 8 and {norm.eps for norm in norms} == {1e-5}
 

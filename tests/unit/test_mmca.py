@@ -287,7 +287,7 @@ def test_equations_1_to_3_heads_are_the_loop(w: Weights) -> None:
 def test_equation_4_is_square_and_follows_the_look(w: Weights) -> None:
     """Output map, shortcut, norm, feed-forward, norm: ``attention_output`` of given looks; the inside is as wide as the outside."""
     unit = model().cross_unit
-    assert unit.inner.weight.shape == unit.outer.weight.shape == (WIDTH, WIDTH)
+    assert unit.linear1.weight.shape == unit.linear2.weight.shape == (WIDTH, WIDTH)
     torch.manual_seed(3)
     vectors, found = torch.randn(3, WIDTH).double(), torch.randn(3, HEADS, WIDTH // HEADS).double()
     for x, f, ours in zip(vectors, found, unit.attention_output(vectors, found), strict=True):
@@ -795,7 +795,7 @@ def test_slopes_in_pieces_remember_what_was_dropped() -> None:
     cost = matcher.bytes_per_pair(*encode(matcher, batch.images, batch.texts))
     objective, names = (
         HardNegativeTripletLoss(0.4, budget=4 * KEPT * cost),
-        ("cross_proj.weight", "cross_unit.inner.weight"),
+        ("cross_proj.weight", "cross_unit.linear1.weight"),
     )
 
     def loss() -> Tensor:
@@ -928,7 +928,7 @@ def test_two_steps_at_the_papers_size() -> None:
         losses.append(loss.item())
     assert all(math.isfinite(value) for value in losses) and losses[1] < losses[0]
     still = {name for name, p in matcher.named_parameters() if not (p - before[name]).abs().max() > 1e-5}
-    assert still <= {"self_unit.attention.key.bias", "cross_unit.attention.key.bias"}  # their slope is zero
+    assert still <= {"self_unit.attention.k_proj.bias", "cross_unit.attention.k_proj.bias"}  # their slope is zero
     assert all(p.isfinite().all() for p in matcher.parameters())
 
 
@@ -1005,8 +1005,8 @@ def test_the_gate_is_the_share_that_crosses() -> None:
 def test_equal_logits_put_the_gate_where_counting_does() -> None:
     """With no queries every key is as loud as any other: the share is that of the other side's keys."""
     matcher = model()
-    nn.init.zeros_(matcher.cross_unit.attention.query.weight)
-    nn.init.zeros_(matcher.cross_unit.attention.query.bias)
+    nn.init.zeros_(matcher.cross_unit.attention.q_proj.weight)
+    nn.init.zeros_(matcher.cross_unit.attention.q_proj.bias)
     images, texts = encode(matcher)
     crossing = matcher.joint_attention(images, texts)[:, 0, 0, images.mask.shape[1] :].sum(dim=-1)
     words, regions = texts.mask.sum(dim=1), images.mask.sum(dim=1)

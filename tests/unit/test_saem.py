@@ -18,7 +18,16 @@ from itm_lab.parity.reference_cases import run_case
 from itm_utils.data.text_encoder import load_text_encoder
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, PairBatch, TextBatch, length_mask
-from itm_utils.models.saem import SAEM, WINDOWS, Bert, MultiHead, TextCNN, TransformerLayer, angular_loss, build
+from itm_utils.models.saem import (
+    SAEM,
+    WINDOWS,
+    Bert,
+    MultiHeadAttention,
+    TextCNN,
+    TransformerLayer,
+    angular_loss,
+    build,
+)
 from itm_utils.models.vsepp import HingeTriplet, hinge_loss
 from itm_utils.training.checkpoints import load_model, save_model
 
@@ -44,7 +53,7 @@ def images_of(counts: list[int], seed: int = 1) -> ImageBatch:
     return ImageBatch(regions=regions, mask=mask, ids=torch.arange(len(counts)))
 
 
-def attention_by_loop(layer: MultiHead, queries: Tensor, context: Tensor) -> Tensor:
+def attention_by_loop(layer: MultiHeadAttention, queries: Tensor, context: Tensor) -> Tensor:
     """One head, one query, one key at a time; no padding."""
     q, k, v = layer.query(queries), layer.key(context), layer.value(context)
     width = q.shape[-1] // layer.heads
@@ -60,7 +69,7 @@ def attention_by_loop(layer: MultiHead, queries: Tensor, context: Tensor) -> Ten
 
 def test_heads_are_the_loop_and_leave_padding_out() -> None:
     torch.manual_seed(0)
-    layer = MultiHead(8, 2).eval()
+    layer = MultiHeadAttention(8, 2).eval()
     queries, context = torch.randn(3, 4, 8), torch.randn(3, 5, 8)
     mask = length_mask(torch.tensor([5, 2, 1]), 5)
     with torch.no_grad():
@@ -74,7 +83,7 @@ def test_heads_are_the_loop_and_leave_padding_out() -> None:
 
 def test_heads_must_divide_the_width() -> None:
     with pytest.raises(ItmError, match="divides the width 8"):
-        MultiHead(8, 3)
+        MultiHeadAttention(8, 3)
 
 
 @pytest.mark.parametrize(("activation", "eps"), [("gelu", 1e-12), ("relu", 1e-5)])
@@ -84,12 +93,12 @@ def test_the_layer_is_the_one_of_torch(activation: str, eps: float) -> None:
     theirs = torch.nn.TransformerEncoderLayer(
         8, 2, 12, dropout=0.0, activation=activation, layer_norm_eps=eps, batch_first=True
     )
-    maps = (ours.attention.query, ours.attention.key, ours.attention.value)
+    maps = (ours.attention.q_proj, ours.attention.k_proj, ours.attention.v_proj)
     weights = {
         "self_attn.in_proj_weight": torch.cat([linear.weight for linear in maps]),
         "self_attn.in_proj_bias": torch.cat([linear.bias for linear in maps]),
     }
-    pairs = {"self_attn.out_proj": ours.attention.output, "linear1": ours.inner, "linear2": ours.outer}
+    pairs = {"self_attn.out_proj": ours.attention.out_proj, "linear1": ours.linear1, "linear2": ours.linear2}
     pairs |= {"norm1": ours.attn_norm, "norm2": ours.ffn_norm}
     for name, part in pairs.items():
         weights |= {f"{name}.weight": part.weight, f"{name}.bias": part.bias}
