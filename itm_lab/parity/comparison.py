@@ -1,30 +1,25 @@
-"""What golden cases and models have to say to each other: names, batches, differences. ``itm_lab.parity.reference_cases`` runs them.
+"""Compare our numbers with those of reference cases: names, batches, differences.
 
 A case is a pair of files, ``<case>.json`` (model, options) and ``<case>.npz`` (``in.*`` inputs, ``w.*`` public weights,
-``mid.*`` and ``out.*`` what the public code gave). The module ``itm_utils.models.<model>`` supplies a matcher with
-``PUBLIC_NAMES`` (public name prefixes → ours) and ``from_public``, and may supply ``public_values(model, arrays)`` for
-the ``mid.*`` keys, and ``compare_case(table, about, arrays)`` for cases of its own kind: it returns True where it has
-compared everything.
+``mid.*`` and ``out.*`` what the public code gave).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from itm_utils.errors import ItmError, input_error
+from itm_utils.errors import input_error
 from itm_utils.matcher import ImageBatch, Matcher, Scores, TextBatch
 from itm_utils.metrics.retrieval import Direction, evaluate_folds, five_captions_each, retrieval_ranks, summarise
 
 Arrays = Mapping[str, np.ndarray]
+MatcherType = TypeVar("MatcherType", bound=Matcher)
 # Absolute for scores and intermediate values; relative to the largest entry for the rest.
 TOLERANCES = {"values": 2e-5, "losses": 2e-5, "gradients": 2e-4, "after five steps": 2e-3, "metrics": 0.0}
 
@@ -74,29 +69,30 @@ class Table:
         return rows
 
 
-def model_module(name: str, where: str | Path) -> ModuleType:
-    """The chapter's module of a model, or a clear word that there is none. ``aoq_variants`` are cases of ``aoq``."""
-    try:
-        return importlib.import_module(f"itm_utils.models.{name.removesuffix('_variants')}")
-    except ModuleNotFoundError as error:
-        raise input_error(where, f"model {name!r}", "a model that a chapter of this book exports") from error
-
-
-def public_class(module: ModuleType) -> type[Matcher]:
-    """The matcher of a module that can be built from public weights."""
-    for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, Matcher) and "PUBLIC_NAMES" in vars(value):
-            return value
-    raise ItmError(f"{module.__name__} exports no matcher with PUBLIC_NAMES")
-
-
-def our_name(matcher: type[Matcher], public: str) -> str:
-    """Our name of a public parameter: the longest prefix that the class maps is replaced."""
-    prefixes = [prefix for prefix in matcher.PUBLIC_NAMES if public == prefix or public.startswith(prefix + ".")]
+def our_name(names: Mapping[str, str] | type[Matcher], public: str) -> str:
+    """Our name of a public parameter: the longest prefix that ``names`` maps is replaced."""
+    names = names if isinstance(names, Mapping) else names.PUBLIC_NAMES
+    prefixes = [prefix for prefix in names if public == prefix or public.startswith(prefix + ".")]
     if not prefixes:
-        raise input_error("public weights", f"the name {public}", f"one that {matcher.__name__} maps")
+        raise input_error("public weights", f"the name {public}", "one that its adapter maps")
     prefix = max(prefixes, key=len)
-    return matcher.PUBLIC_NAMES[prefix] + public.removeprefix(prefix)
+    return names[prefix] + public.removeprefix(prefix)
+
+
+def load_public(model: MatcherType, state_dict: Mapping[str, Tensor], names: Mapping[str, str]) -> MatcherType:
+    """Fill a model with public weights: every one must have its place, and every place its one."""
+    weights = {our_name(names, name): value for name, value in state_dict.items()}
+    places = model.state_dict()
+    for name in sorted(places.keys() ^ weights.keys()):
+        found = "no weight" if name in places else "a weight that has no place"
+        expected = f"the weights of {type(model).__name__} with these options"
+        raise input_error(f"public weights, {name}", found, expected)
+    for name, value in weights.items():
+        found, expected = tuple(value.shape), tuple(places[name].shape)
+        if found != expected:
+            raise input_error(f"public weights, {name}", f"shape {found}", f"{expected}")
+    model.load_state_dict(weights)
+    return model
 
 
 def batches(arrays: Arrays) -> tuple[ImageBatch, TextBatch]:
@@ -118,7 +114,9 @@ def all_scores(model: Matcher, arrays: Arrays) -> Scores:
     return model.score(model.encode_images(images), model.encode_texts(texts))
 
 
-def compare_gradients(table: Table, model: Matcher, arrays: Arrays, prefix: str, loss: Tensor) -> None:
+def compare_gradients(
+    table: Table, model: Matcher, arrays: Arrays, prefix: str, loss: Tensor, names: Mapping[str, str] | None = None
+) -> None:
     """Gradients of a loss, each relative to its largest entry, or to a hundredth of the largest of all.
 
     The second bound is for gradients that are zero in theory, such as those of key biases: what is left is noise.
@@ -129,7 +127,7 @@ def compare_gradients(table: Table, model: Matcher, arrays: Arrays, prefix: str,
     expected = {key: array for key, array in arrays.items() if key.startswith(prefix)}
     floor = max(1e-6, 0.01 * max(np.abs(array).max() for array in expected.values()))
     for key, array in expected.items():
-        gradient = ours[our_name(type(model), key.removeprefix(prefix))].grad
+        gradient = ours[our_name(names or type(model), key.removeprefix(prefix))].grad
         scale = max(float(np.abs(array).max()), floor)
         table.add("gradients", key, gradient / scale, array / scale)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from itm_lab.parity.comparison import model_module, public_class
+from itm_lab.parity.adapters import adapter_for
 from itm_utils.data.batches import WordCaptions
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
@@ -62,7 +62,7 @@ def evaluate_published(
         expected = f"{options['img_dim']}, as {Path(path).name} was trained with"
         raise input_error(opened.features.path, f"features of width {opened.feature_dim}", expected)
     words.check_covers(opened.captions, opened.root / f"{split}_caps.txt")
-    matcher = public_class(model_module(model, path)).from_public(weights, options)
+    matcher = adapter_for(model, path).load(weights, options)
     if torch.cuda.is_available():
         matcher.cuda()
     scores = score_split(matcher, opened, WordCaptions(opened, words))

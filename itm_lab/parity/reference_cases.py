@@ -1,7 +1,4 @@
-"""Run golden cases through our models: do they compute what the public implementations compute?
-
-What a case and a model have to bring stands in :mod:`itm_lab.parity.comparison`.
-"""
+"""Run reference cases through our models: do they compute what the public implementations compute?"""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from itm_lab.parity.adapters import adapter_for
 from itm_lab.parity.comparison import (
     Arrays,
     Row,
@@ -24,14 +22,14 @@ from itm_lab.parity.comparison import (
     all_scores,
     batches,
     compare_metrics,
-    model_module,
     our_name,
-    public_class,
 )
 from itm_utils.errors import input_error
 from itm_utils.matcher import Matcher, Scores
 from itm_utils.metrics.attention import attention_quality, relevance
 from itm_utils.metrics.retrieval import ensemble
+
+Names = Mapping[str, str]  # public name prefixes → ours
 
 
 def run_folder(folder: str | Path) -> Iterator[Row]:
@@ -60,7 +58,7 @@ def run_case(path: str | Path) -> list[Row]:
     elif name == "attention_metrics":
         _compare_attention_metrics(table, about, arrays)
     else:
-        _compare_model(table, model_module(name, path), about, arrays)
+        _compare_model(table, adapter_for(name, path), about, arrays)
     if not table.found:
         raise input_error(path, "nothing to compare", "out.* arrays")
     return table.rows()
@@ -105,15 +103,14 @@ def _one_name_each(arrays: Arrays, about: Mapping[str, Any]) -> Arrays:
     return known
 
 
-def _compare_model(table: Table, module: ModuleType, about: dict, arrays: Arrays) -> None:
-    if hasattr(module, "compare_case") and module.compare_case(table, about, arrays):
+def _compare_model(table: Table, adapter: ModuleType, about: dict, arrays: Arrays) -> None:
+    if hasattr(adapter, "compare_case") and adapter.compare_case(table, about, arrays):
         return
-    matcher = public_class(module)
     arrays = _one_name_each(arrays, about)
 
     def build(options: Mapping[str, Any], prefix: str = "w.") -> Matcher:
         weights = {k.removeprefix(prefix): torch.from_numpy(a) for k, a in arrays.items() if k.startswith(prefix)}
-        return matcher.from_public(weights, options).eval()
+        return adapter.load(weights, options).eval()
 
     members = [name.removeprefix("options_") for name in about if name.startswith("options_")]
     if members:
@@ -124,18 +121,18 @@ def _compare_model(table: Table, module: ModuleType, about: dict, arrays: Arrays
     if "combos" in about:
         for combination, settings in about["combos"].items():
             options = about["options"] | _grid_options(combination, settings)
-            _compare_scores(table, build(options), arrays, f".{combination}")
+            _compare_scores(table, build(options), adapter.NAMES, arrays, f".{combination}")
         return
     model = build(about["options"])
-    if hasattr(module, "public_values"):
-        for name, value in module.public_values(model, arrays).items():
+    if hasattr(adapter, "values"):
+        for name, value in adapter.values(model, arrays).items():
             table.add("values", name, value, arrays[name])
     if "out.step_losses" in arrays:
-        _compare_steps(table, model, about["options"], arrays)
+        _compare_steps(table, model, adapter.NAMES, about["options"], arrays)
     else:
-        _compare_scores(table, model, arrays, "")
+        _compare_scores(table, model, adapter.NAMES, arrays, "")
     if "out.train.sims_pairs" in arrays:
-        _compare_training_mode(table, model, arrays)
+        _compare_training_mode(table, model, adapter.NAMES, arrays)
 
 
 def _grid_options(combination: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +152,7 @@ def _hinge() -> Callable[..., Tensor]:
     return importlib.import_module("itm_utils.models.vsepp").hinge_loss
 
 
-def _compare_scores(table: Table, model: Matcher, arrays: Arrays, suffix: str) -> None:
+def _compare_scores(table: Table, model: Matcher, names: Names, arrays: Arrays, suffix: str) -> None:
     scores = all_scores(model, arrays)
     margin = float(arrays["in.margin"])
     table.add("values", f"out.sims{suffix}", scores.i2t, arrays[f"out.sims{suffix}"])
@@ -170,7 +167,7 @@ def _compare_scores(table: Table, model: Matcher, arrays: Arrays, suffix: str) -
     for key in arrays:
         if key.startswith("out.grad.") and key.endswith(suffix):
             public = key.removeprefix("out.grad.").removesuffix(suffix) if suffix else key.removeprefix("out.grad.")
-            gradient = parameters[our_name(type(model), public)].grad
+            gradient = parameters[our_name(names, public)].grad
             table.add("gradients", key, gradient, arrays[key], relative=True)
 
 
@@ -182,7 +179,7 @@ def _compare_ensemble(table: Table, models: Mapping[str, Matcher], arrays: Array
     table.add("values", "out.sims", ensemble(list(parts.values())).i2t, arrays["out.sims"])
 
 
-def _compare_training_mode(table: Table, model: Matcher, arrays: Arrays) -> None:
+def _compare_training_mode(table: Table, model: Matcher, names: Names, arrays: Arrays) -> None:
     """One forward and backward pass of the paired batch with the statistics of the batch; what it leaves behind."""
     images, texts = batches(arrays)
     model.train()
@@ -199,13 +196,13 @@ def _compare_training_mode(table: Table, model: Matcher, arrays: Arrays) -> None
     for key in arrays:
         public = key.split(".", 3)[-1]
         if key.startswith("out.train.grad."):
-            gradient = parameters[our_name(type(model), public)].grad
+            gradient = parameters[our_name(names, public)].grad
             table.add("gradients", key, gradient, arrays[key], relative=True)
         elif key.startswith("out.train.buffer."):
-            table.add("values", key, buffers[our_name(type(model), public)], arrays[key])
+            table.add("values", key, buffers[our_name(names, public)], arrays[key])
 
 
-def _compare_steps(table: Table, model: Matcher, options: Mapping[str, Any], arrays: Arrays) -> None:
+def _compare_steps(table: Table, model: Matcher, names: Names, options: Mapping[str, Any], arrays: Arrays) -> None:
     """Five steps of Adam with clipping on one batch, as the public training step does."""
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=options["learning_rate"])
@@ -223,5 +220,5 @@ def _compare_steps(table: Table, model: Matcher, options: Mapping[str, Any], arr
     parameters = dict(model.named_parameters())
     for key in arrays:
         if key.startswith("out.after."):
-            ours = parameters[our_name(type(model), key.removeprefix("out.after."))]
+            ours = parameters[our_name(names, key.removeprefix("out.after."))]
             table.add("after five steps", key, ours, arrays[key], relative=True)

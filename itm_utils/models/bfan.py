@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
-from itm_lab.parity.comparison import batches
+from itm_lab.parity.comparison import batches, load_public
 from torch import Tensor
 
 from itm_utils.errors import input_error
@@ -22,7 +22,6 @@ from itm_utils.models.scan import (
     score_all_pairs,
     score_given_pairs,
 )
-from itm_utils.models.vsepp import load_public
 
 
 # cell kept-as-published
@@ -157,7 +156,7 @@ class BFAN(RegionsAndWords):
         cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
     ) -> Self:
         model = cls(**from_public_options(options))
-        load_public(model, state_dict)
+        load_public(model, state_dict, cls.PUBLIC_NAMES)
         return model
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-from itm_lab.parity.comparison import Table, batches, compare_gradients
+from itm_lab.parity.comparison import Table, batches, compare_gradients, load_public
 from torch import Tensor, nn
 
 from itm_utils.errors import input_error
@@ -31,7 +31,7 @@ from itm_utils.models.mmca import (
 )
 from itm_utils.models.saem import MultiHeadAttention, TextCNN, TransformerLayer
 from itm_utils.models.scan import read_words
-from itm_utils.models.vsepp import HingeTriplet, hinge_loss, l2_normalize, load_public
+from itm_utils.models.vsepp import HingeTriplet, hinge_loss, l2_normalize
 
 
 # cell top-mean
@@ -482,7 +482,7 @@ class DCPA(DCPALooks):
         both |= {"top_k": options["K"]}
         first = both | {"channels": options["filters"]}
         model = cls(image_dim, first, both, intra_weight=options["w1"])
-        return load_public(model, state_dict)
+        return load_public(model, state_dict, cls.PUBLIC_NAMES)
 
 
 # cell build

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import torch
-from itm_lab.parity.comparison import Table, all_scores, batches, compare_gradients
+from itm_lab.parity.comparison import (
+    Table,
+    all_scores,
+    batches,
+    compare_gradients,
+    load_public,
+)
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,7 +31,7 @@ from itm_utils.matcher import (
 )
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.saem import TextCNN, TransformerLayer
-from itm_utils.models.vsepp import hinge_loss, l2_normalize, load_public
+from itm_utils.models.vsepp import hinge_loss, l2_normalize
 from itm_utils.scoring import block_shape, score_all
 
 
@@ -416,7 +422,9 @@ class MMCA(MMCAAttention):
             "heads": options["h"],
             "cross_weight": options["alpha"],
         }
-        return load_public(cls(image_dim, width=width, **config), state_dict)
+        return load_public(
+            cls(image_dim, width=width, **config), state_dict, cls.PUBLIC_NAMES
+        )
 
 
 # cell build

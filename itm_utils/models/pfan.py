@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
-from itm_lab.parity.comparison import Table, batches
+from itm_lab.parity.comparison import Table, batches, load_public
 from torch import Tensor, nn
 
 from itm_utils.errors import input_error
@@ -24,7 +24,6 @@ from itm_utils.models.scan import (
     pool,
     region_layer,
 )
-from itm_utils.models.vsepp import load_public
 
 
 # cell overlaps
@@ -238,7 +237,7 @@ class PFAN(PlacedRegions):
 
     @classmethod
     def from_public(cls, state_dict: Mapping, options: Mapping) -> Self:
-        return load_public(cls(**public_config(options)), state_dict)
+        return load_public(cls(**public_config(options)), state_dict, cls.PUBLIC_NAMES)
 
 
 # cell build

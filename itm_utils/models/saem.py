@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import torch
-from itm_lab.parity.comparison import Table, batches, our_name
+from itm_lab.parity.comparison import Table, batches, load_public, our_name
 from torch import Tensor, nn
 
 from itm_utils.errors import input_error
@@ -22,12 +22,7 @@ from itm_utils.matcher import (
 )
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.scan import read_words
-from itm_utils.models.vsepp import (
-    GlobalEmbeddingMixin,
-    hinge_loss,
-    l2_normalize,
-    load_public,
-)
+from itm_utils.models.vsepp import GlobalEmbeddingMixin, hinge_loss, l2_normalize
 
 
 # cell multi-head
@@ -185,9 +180,9 @@ class TwoSides(GlobalEmbeddingMixin):
 
     def read(self, tokens: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
         """Tokens (c, w, d) to one vector a caption, before the last map."""
-        if self.reader == "cnn":
+        if self.text_encoder == "cnn":
             return self.text_cnn(tokens, mask)
-        if self.reader == "rnn":
+        if self.text_encoder == "rnn":
             return masked_mean(read_words(self.gru, tokens, lengths), mask)
         return masked_mean(self.text_proj(tokens), mask)
 
@@ -283,7 +278,7 @@ class FromPublic:
             for name, value in state_dict.items()
             if ".bert.pooler." not in name  # computed in public, and used nowhere
         }
-        return load_public(cls(**public_config(options)), weights)
+        return load_public(cls(**public_config(options)), weights, cls.PUBLIC_NAMES)
 
 
 # cell saem-class
@@ -317,7 +312,7 @@ class SAEM(FromPublic, TwoTerms, TwoSides, Matcher):
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         super().__init__(**given)
         self.angular_weight, self.weight_penalty = angular_weight, weight_penalty
-        self.public_padding, self.reader = public_padding, reader
+        self.public_padding, self.text_encoder = public_padding, reader
         self.region_proj = nn.Linear(image_dim, width)
         heads = heads or max(1, width // 16)  # as published: 16 heads of 16
         sizes = (width, heads, feed_forward, dropout)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-from itm_lab.parity.comparison import batches
+from itm_lab.parity.comparison import batches, load_public
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -26,7 +26,7 @@ from itm_utils.matcher import (
     Texts,
 )
 from itm_utils.models.keeping_score import masked_mean
-from itm_utils.models.vsepp import GlobalEmbeddingMixin, load_public
+from itm_utils.models.vsepp import GlobalEmbeddingMixin
 
 
 # cell lengths
@@ -447,7 +447,7 @@ class SCAN(CrossAttention):
         cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
     ) -> Self:
         model = cls(**from_public_options(options))
-        load_public(model, state_dict)
+        load_public(model, state_dict, cls.PUBLIC_NAMES)
         return model
 
 

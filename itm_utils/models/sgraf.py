@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-from itm_lab.parity.comparison import batches
+from itm_lab.parity.comparison import batches, load_public
 from torch import Tensor, nn
 
 from itm_utils.errors import input_error
@@ -27,7 +27,6 @@ from itm_utils.models.scan import (
     region_layer,
     unit,
 )
-from itm_utils.models.vsepp import load_public
 
 
 # cell compare
@@ -451,7 +450,9 @@ class SGRAF(PairNodes):
 
     @classmethod
     def from_public(cls, state_dict: Mapping, options: Mapping) -> Self:
-        return load_public(cls(**public_config(state_dict, options)), state_dict)
+        return load_public(
+            cls(**public_config(state_dict, options)), state_dict, cls.PUBLIC_NAMES
+        )
 
 
 # cell build

@@ -3,10 +3,8 @@
 """What notebooks/01_vsepp.ipynb exports."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
 
 import torch
-from itm_lab.parity.comparison import batches, our_name
 from torch import Tensor, nn
 
 from itm_utils.errors import input_error
@@ -90,12 +88,6 @@ class GlobalEmbeddingMixin:
 class VSEPP(GlobalEmbeddingMixin, Matcher):
     """A linear map of the image, a GRU over the caption, one vector each."""
 
-    PUBLIC_NAMES: ClassVar[dict[str, str]] = {
-        "img_enc.fc": "image_map",
-        "txt_enc.embed": "reader.word_embedding",
-        "txt_enc.rnn": "reader.gru",
-    }
-
     def __init__(
         self,
         vocabulary_size: int,
@@ -112,23 +104,19 @@ class VSEPP(GlobalEmbeddingMixin, Matcher):
         if measure not in MEASURES:
             raise input_error("measure", repr(measure), f"one of {', '.join(MEASURES)}")
         self.measure, self.image_norm, self.absolute = measure, image_norm, absolute
-        self.image_map = nn.Linear(image_dim, width)
-        self.reader = GRUTextEncoder(vocabulary_size, word_dim, width, layers)
-        nn.init.xavier_uniform_(self.image_map.weight)
-        nn.init.zeros_(self.image_map.bias)
+        self.image_proj = nn.Linear(image_dim, width)
+        self.text_encoder = GRUTextEncoder(vocabulary_size, word_dim, width, layers)
+        nn.init.xavier_uniform_(self.image_proj.weight)
+        nn.init.zeros_(self.image_proj.bias)
 
     def encode_images(self, batch: ImageBatch) -> Images:
-        pooled = self.image_map(masked_mean(batch.regions, batch.mask))  # (i, d)
+        pooled = self.image_proj(masked_mean(batch.regions, batch.mask))  # (i, d)
         pooled = l2_normalize(pooled) if self.image_norm else pooled
         return Images(pooled=pooled.abs() if self.absolute else pooled)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        pooled = l2_normalize(self.reader(batch))  # (c, d)
+        pooled = l2_normalize(self.text_encoder(batch))  # (c, d)
         return Texts(pooled=pooled.abs() if self.absolute else pooled)
-
-    @classmethod
-    def from_public(cls, state_dict: Mapping[str, Tensor], options: Mapping) -> Self:
-        return load_public(cls(**public_config(options)), state_dict)
 
 
 # cell hinge-loss
@@ -194,64 +182,3 @@ def build(parameters: Mapping, vocabulary_size: int, image_dim: int) -> Matcher:
     names = ("word_dim", "measure", "image_norm", "absolute")
     options = {name: parameters[name] for name in names}
     return VSEPP(vocabulary_size, image_dim, width, **options)
-
-
-# cell load-public
-def load_public(model: Matcher, state_dict: Mapping[str, Tensor]) -> Matcher:
-    """Fill a model with public weights: every one must have its place, and every place its one."""
-    weights = {our_name(type(model), name): value for name, value in state_dict.items()}
-    places = model.state_dict()
-    for name in sorted(places.keys() ^ weights.keys()):
-        found = "no weight" if name in places else "a weight that has no place"
-        expected = f"the weights of {type(model).__name__} with these options"
-        raise input_error(f"public weights, {name}", found, expected)
-    for name, value in weights.items():
-        found, expected = tuple(value.shape), tuple(places[name].shape)
-        if found != expected:
-            raise input_error(
-                f"public weights, {name}", f"shape {found}", f"{expected}"
-            )
-    model.load_state_dict(weights)
-    return model
-
-
-# cell public-config
-PUBLIC_OPTIONS = {
-    "vocab_size": "vocabulary_size",
-    "img_dim": "image_dim",
-    "embed_size": "width",
-    "word_dim": "word_dim",
-    "num_layers": "layers",
-    "measure": "measure",
-    "use_abs": "absolute",
-    "no_imgnorm": "image_norm",  # the other way round
-}
-
-
-def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The public options that shape the model, as arguments of ours."""
-    for name in PUBLIC_OPTIONS:
-        if name not in options:
-            raise input_error(
-                "public options", f"no {name}", f"all of {', '.join(PUBLIC_OPTIONS)}"
-            )
-    config = {ours: options[name] for name, ours in PUBLIC_OPTIONS.items()}
-    for name in ("absolute", "image_norm"):
-        if not isinstance(config[name], bool):
-            raise input_error(
-                "public options", f"{config[name]!r} for a switch", "true or false"
-            )
-    return config | {"image_norm": not config["image_norm"]}
-
-
-# cell public-values
-def public_values(model: VSEPP, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Our values for the intermediate arrays of a golden case, where it has them."""
-    images, texts = batches(arrays)
-    values = {
-        "mid.img_fc": model.image_map(masked_mean(images.regions, images.mask)),
-        "mid.img_emb": model.encode_images(images).pooled,
-        "mid.gru_states": model.reader.states(texts) * texts.mask[..., None],
-        "mid.cap_emb": model.encode_texts(texts).pooled,
-    }
-    return {name: value for name, value in values.items() if name in arrays}

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-from itm_lab.parity.comparison import Table, batches, compare_metrics, our_name
+from itm_lab.parity.adapters import vsepp
+from itm_lab.parity.comparison import (
+    Table,
+    batches,
+    compare_metrics,
+    load_public,
+    our_name,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,14 +29,12 @@ from itm_utils.matcher import (
     Texts,
 )
 from itm_utils.metrics import ensemble
-from itm_utils.models import vsepp
 from itm_utils.models.vsepp import (
     GRUTextEncoder,
     GlobalEmbeddingMixin,
     MEASURES,
     hinge_loss,
     l2_normalize,
-    load_public,
 )
 
 
@@ -158,7 +163,7 @@ class CaptionDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.enter = nn.Linear(width, hidden)
-        self.reader = nn.GRU(hidden, hidden, batch_first=True)
+        self.text_encoder = nn.GRU(hidden, hidden, batch_first=True)
         self.word_embedding = nn.Embedding(vocabulary, word_dim)
         self.compare = nn.Linear(2 * hidden, hidden)
         self.vote = nn.Linear(hidden, 1, bias=False)
@@ -171,7 +176,7 @@ class CaptionDecoder(nn.Module):
     def read(self, regions: Tensor, mask: Tensor) -> tuple[Tensor, Memory]:
         """The first state (b, d), and what is the same for all words."""
         entered = self.dropout(self.enter(regions))
-        states, mask, last = read_regions(self.reader, entered, mask)
+        states, mask, last = read_regions(self.text_encoder, entered, mask)
         of_regions, of_state = self.compare.weight.chunk(2, dim=1)
         keys = F.linear(states, of_regions, self.compare.bias)
         return last, Memory(states, ~mask, keys, of_state)
@@ -251,7 +256,7 @@ class ReasonAndRead(GlobalEmbeddingMixin):
         return Images(pooled=pooled, local=regions, mask=batch.mask)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        pooled = self.reader(batch).to(self.region_proj.weight.dtype)  # (c, d)
+        pooled = self.text_encoder(batch).to(self.region_proj.weight.dtype)  # (c, d)
         pooled = l2_normalize(pooled)
         return Texts(pooled=pooled.abs() if self.absolute else pooled)
 
@@ -274,8 +279,8 @@ PUBLIC_NAMES = {
     "img_enc.fc": "region_proj",
     "img_enc.img_rnn": "region_gru",
     "img_enc.bn": "last_norm",
-    "txt_enc.embed": "reader.word_embedding",
-    "txt_enc.rnn": "reader.gru",
+    "txt_enc.embed": "text_encoder.word_embedding",
+    "txt_enc.rnn": "text_encoder.gru",
     **{
         f"img_enc.Rs_GCN_{n + 1}.{public}": f"steps.{n}.{STEPS[public]}"
         for n in (0, 1, 2, 3)
@@ -295,7 +300,7 @@ class FromPublic:
         writes = any(name.startswith("caption_model.") for name in state_dict)
         model = cls(**public_config(options), caption_weight=float(writes))
         flat = {k: v[..., 0] if v.dim() == 3 else v for k, v in state_dict.items()}
-        return load_public(model, flat)
+        return load_public(model, flat, cls.PUBLIC_NAMES)
 
 
 # cell vsrn
@@ -339,7 +344,7 @@ class VSRN(FromPublic, CaptioningLoss, ReasonAndRead, Matcher):
         self.last_norm = (
             nn.BatchNorm1d(width) if architecture == "f30k" else nn.Identity()
         )
-        self.reader = GRUTextEncoder(vocabulary_size, word_dim, width, layers)
+        self.text_encoder = GRUTextEncoder(vocabulary_size, word_dim, width, layers)
         sizes = (width, caption_width, caption_word_dim, caption_dropout)
         self.writer = (
             CaptionDecoder(vocabulary_size, *sizes) if caption_weight else None
@@ -395,7 +400,7 @@ def public_config(options: Mapping[str, Any]) -> dict[str, Any]:
         raise input_error(
             "public options", "another captioner", "a GRU that reads one way"
         )
-    ours = vsepp.public_config(options)
+    ours = vsepp.config(options)
     ours |= {name: options[public] for public, name in PUBLIC_OPTIONS.items()}
     architecture = "f30k" if options["data_name"] == FLICKR else "coco"
     return ours | {"architecture": architecture, "norm_axis": "regions"}
@@ -412,7 +417,7 @@ def public_values(model: VSRN, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
         values[f"mid.gcn{n + 1}"] = regions = step(regions, images.mask)
     values["mid.regions"] = regions = normalise(regions, model.norm_axis)
     values["mid.img_gru_last"] = read_regions(model.region_gru, regions, images.mask)[2]
-    values["mid.words"] = model.reader.states(texts) * texts.mask[..., None]
+    values["mid.words"] = model.text_encoder.states(texts) * texts.mask[..., None]
     values["out.img_emb"] = model.encode_images(images).pooled
     values["out.cap_emb"] = model.encode_texts(texts).pooled
     if model.writer is not None and "in.caption_labels" in arrays:

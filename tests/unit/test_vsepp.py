@@ -208,10 +208,10 @@ def test_first_weights() -> None:
     torch.manual_seed(0)
     model = VSEPP(vocabulary_size=500, image_dim=60, width=40, word_dim=20)
     bound = (6 / 100) ** 0.5
-    assert 0.95 * bound < model.image_map.weight.abs().max() <= bound
-    assert not model.image_map.bias.any()
-    assert 0.095 < model.reader.word_embedding.weight.abs().max() <= 0.1
-    assert model.reader.word_embedding.weight[0].any()  # the padding row is drawn like the others
+    assert 0.95 * bound < model.image_proj.weight.abs().max() <= bound
+    assert not model.image_proj.bias.any()
+    assert 0.095 < model.text_encoder.word_embedding.weight.abs().max() <= 0.1
+    assert model.text_encoder.word_embedding.weight[0].any()  # the padding row is drawn like the others
 
 
 def test_public_weights_go_in_and_give_the_same_scores() -> None:
@@ -228,7 +228,7 @@ def test_public_weights_go_in_and_give_the_same_scores() -> None:
     [
         ({"img_enc.cnn.weight": torch.zeros(2)}, {}, r"img_enc\.cnn\.weight"),
         ({"img_enc.fc.weight": torch.zeros(2, 2)}, {}, r"\(2, 2\)"),
-        ({"img_enc.fc.bias": None}, {}, "image_map.bias: found no weight"),
+        ({"img_enc.fc.bias": None}, {}, "image_proj.bias: found no weight"),
         ({}, {"measure": "l2"}, "measure: found 'l2'"),
         ({}, {"use_abs": "no"}, "'no'"),
         ({}, {"word_dim": None}, "no word_dim"),
