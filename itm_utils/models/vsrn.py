@@ -265,7 +265,7 @@ class ReasonAndRead(GlobalEmbeddingMixin):
 STEPS = {"theta": "query", "phi": "key", "g": "message", "W.0": "mix", "W.1": "norm"}
 WRITER_NAMES = {
     "encoder.vid2hid": "enter",
-    "encoder.rnn": "reader",
+    "encoder.rnn": "text_encoder",
     "decoder.embedding": "word_embedding",
     "decoder.attention.linear1": "compare",
     "decoder.attention.linear2": "vote",

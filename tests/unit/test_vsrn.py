@@ -223,7 +223,7 @@ def test_the_captioning_loss_against_a_slow_loop() -> None:
     total = 0.0
     for b in range(len(batch)):
         entered = made.writer.enter(regions[b])
-        states, last = made.writer.reader(entered[None])
+        states, last = made.writer.text_encoder(entered[None])
         state, states = last[0], states[0]
         tokens = batch.texts.words[b, : batch.texts.lengths[b]].tolist()
         tokens = [*tokens[:8], 2] if len(tokens) > 8 else [*tokens, 0]
