@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from itm_utils.errors import ItmError
 
-
 # Default of fields that not every dataset or model fills. They are declared as tensors, because whoever reads one knows
 # that it is there; where it may be missing, ``is None`` is asked.
 ABSENT: Any = None
