@@ -188,10 +188,10 @@ def results_page(ledger: Ledger, paper: str) -> Iterator[str]:
             yield from block_table(ledger, paper, name, block)
 
 
-def block_table(ledger: Ledger, paper: str, table: str, block: Mapping[str, Any]) -> Iterator[str]:
+def block_table(ledger: Ledger, paper: str, where: str, block: Mapping[str, Any]) -> Iterator[str]:
     """One part of a table: the printed numbers, ours on the same data, and ours on the data that we could run."""
     rows, place = block["rows"], dataset_of(block)
-    variants = [arm_of(ledger, f"{paper} {table}", row) for row in rows]
+    variants = [variant_of(ledger, f"{paper} {where}", row) for row in rows]
     more = [
         name
         for name in ("flickr8k", "scenes")
@@ -222,7 +222,7 @@ def dataset_of(block: Mapping[str, Any]) -> str:
     return "coco 5K" if block["protocol"] == "full 5K" else "coco"
 
 
-def arm_of(ledger: Ledger, table: str, row: Mapping[str, Any]) -> tuple[str, str] | None:
+def variant_of(ledger: Ledger, table: str, row: Mapping[str, Any]) -> tuple[str, str] | None:
     """Our arm and metric for a row of a paper's table, by rows.yaml; None where the book does not run that row."""
     for entry in read_rows(ledger):
         fits = all(row.get(key) in listed(value) for key, value in entry["row"].items())

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from itm_lab.cli import app
 from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger
 from itm_lab.evidence.verdicts import pearson_interval
-from itm_lab.publish.ledger_pages import OTHERS, arm_of, escape, page
+from itm_lab.publish.ledger_pages import OTHERS, escape, page, variant_of
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, write_receipt
 from itm_lab.records.rules import comparisons, rule_digest
 from itm_utils.errors import ItmError
@@ -150,7 +150,7 @@ def test_every_own_row_of_a_paper_has_an_arm() -> None:
     for paper, content in ledger.results.items():
         for table, body in content["tables"].items():
             for row in (row for block in body["blocks"] for row in block["rows"]):
-                variant = arm_of(ledger, f"{paper} {table}", row)
+                variant = variant_of(ledger, f"{paper} {table}", row)
                 own = row.get("ours") or paper in ("AOQ", "CCR_CCS") or "ablation" in body["kind"]
                 assert variant or not own, f"{paper} {table}: {row}"
                 assert variant is None or ledger.chapter_of(variant[0])
