@@ -189,7 +189,7 @@ def bootstrap_intervals(
 ) -> dict[str, tuple[float, float]]:
     """Percentile intervals of the six recalls and rsum over resampled *images*, each with its own captions.
 
-    Captions of one picture are not independent queries; drawing them one by one would make the t2i interval
+    Captions of one image are not independent queries; drawing them one by one would make the t2i interval
     too narrow.
     """
     tail = 100 * (1 - level) / 2
