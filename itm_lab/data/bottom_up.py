@@ -23,7 +23,7 @@ import numpy as np
 from filelock import FileLock
 
 from itm_lab.data.disk import check_file, check_outputs, check_space, make_folder, read_json, reserve, write_outputs
-from itm_lab.data.karpathy import picture_key
+from itm_lab.data.karpathy import image_key
 from itm_lab.data.selection import Wanted, wanted_from_sources
 from itm_lab.data.tsv import Line, Regions, decode, read_tsv
 from itm_utils.errors import ItmError, input_error
@@ -209,7 +209,7 @@ class _Conversion:
         """Read on, to the end of the last file."""
         progress, rows = self.progress, self.facts["rows"]
         try:
-            with bar((), "convert", "picture", total=rows, initial=int(progress.filled.sum())) as shown:
+            with bar((), "convert", "image", total=rows, initial=int(progress.filled.sum())) as shown:
                 for number in range(progress.source, len(self.sources)):
                     for line in read_tsv(self.sources[number], progress.offset, progress.line):
                         shown.update(self._take(line))
@@ -227,7 +227,7 @@ class _Conversion:
 
     def _take(self, line: Line) -> bool:
         """Put an image into its row; False where it is not wanted or there already."""
-        row = self.places.get(picture_key(line.name))
+        row = self.places.get(image_key(line.name))
         if row is None:
             self.progress.unwanted += 1
             return False
@@ -239,7 +239,7 @@ class _Conversion:
             raise line.input_error(shape.format(*found.features.shape), shape.format(*expected) + ", as before", hint)
         if self.progress.filled[row]:
             if not found.same(self._row(row)):
-                hint = "Remove the wrong one from the TSV files."
+                hint = "Remove one of them from the TSV files."
                 raise line.input_error("the image again, with other numbers", "every image once", hint)
             self.progress.repeated.append(line.name)
             return False

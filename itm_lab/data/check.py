@@ -153,14 +153,14 @@ def check_ids(split: PrecompSplit) -> Iterator[CheckResult]:
     if split.ids is None:
         return
     name = f"{split.name}_ids.txt"
-    repeated = [picture for picture, times in Counter(split.ids).items() if times > 1]
+    repeated = [image_id for image_id, times in Counter(split.ids).items() if times > 1]
     if repeated:
-        yield CheckResult(name, DAMAGED, f"{counted(len(repeated), 'picture')} several times, first {repeated[0]}")
-    elif all(picture.isdigit() for picture in split.ids):
+        yield CheckResult(name, DAMAGED, f"{counted(len(repeated), 'image')} several times, first {repeated[0]}")
+    elif all(image_id.isdigit() for image_id in split.ids):
         advice = f"file names come from Karpathy's JSON ({KARPATHY_PAGE}): `itm data ids {split.root} {split.name} --karpathy FILE`."
-        yield CheckResult(name, NOTE, f"{counted(len(split.ids), 'picture')} by number, not by file name", advice)
+        yield CheckResult(name, NOTE, f"{counted(len(split.ids), 'image')} by number, not by file name", advice)
     else:
-        yield CheckResult(name, OK, f"{counted(len(split.ids), 'picture')}, first {split.ids[0]}")
+        yield CheckResult(name, OK, f"{counted(len(split.ids), 'image')}, first {split.ids[0]}")
 
 
 def check_optional(split: PrecompSplit) -> Iterator[CheckResult]:

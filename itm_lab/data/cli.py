@@ -80,7 +80,7 @@ def ids(
     count, written = write_ids(folder, split, read_karpathy(karpathy), names, set_aside)
     for path in written:
         typer.echo(f"{path}: written")
-    typer.echo(f"{split}: {counted(count, 'picture')}, every caption as in {karpathy.name}")
+    typer.echo(f"{split}: {counted(count, 'image')}, every caption as in {karpathy.name}")
 
 
 @app.command("convert-tsv")
@@ -111,15 +111,15 @@ def convert_tsv(
         wanted = wanted_from_list(id_list)
     done = convert(files, out, split, wanted, swap_sizes)
     typer.echo(
-        f"{out}, {split}: {counted(done.rows, 'picture')} x {done.regions} regions x {done.width:,} numbers, with boxes"
+        f"{out}, {split}: {counted(done.rows, 'image')} x {done.regions} regions x {done.width:,} numbers, with boxes"
     )
     if done.already:
         typer.echo("It was there already, from the same files.")
     if done.unwanted:
-        typer.echo(f"{counted(done.unwanted, 'other picture')} in the files")
+        typer.echo(f"{counted(done.unwanted, 'other image')} in the files")
     if done.repeated:
         typer.echo(
-            f"{counted(len(done.repeated), 'picture')} stood again with the same numbers, first {done.repeated[0]}: skipped"
+            f"{counted(len(done.repeated), 'image')} stood again with the same numbers, first {done.repeated[0]}: skipped"
         )
     if not captions and not (out / f"{split}_caps.txt").exists():
         typer.echo(f"The split opens once {split}_caps.txt is there: --captions writes it from Karpathy's JSON.")
@@ -139,9 +139,9 @@ def split_captions(
     for path in written:
         typer.echo(f"{path}: written")
     for split in splits.ours():
-        pictures = splits.pictures(split)
-        captions = sum(len(picture.captions[: most or None]) for picture in pictures)
-        typer.echo(f"{split}: {counted(len(pictures), 'picture')}, {counted(captions, 'caption')}")
+        images = splits.images_of(split)
+        captions = sum(len(image.captions[: most or None]) for image in images)
+        typer.echo(f"{split}: {counted(len(images), 'image')}, {counted(captions, 'caption')}")
     _echo_remarks(splits.remarks)
 
 

@@ -66,9 +66,9 @@ def _shared_names(splits: dict[str, PrecompSplit]) -> Iterator[CheckResult]:
     """An image is in one split only."""
     home: dict[str, str] = {}
     for name, split in splits.items():
-        both = [picture for picture in split.ids or () if home.setdefault(picture, name) != name]
+        both = [image_id for image_id in split.ids or () if home.setdefault(image_id, name) != name]
         if both:
-            found = f"{counted(len(both), 'picture')} also in {home[both[0]]}, first {both[0]}"
+            found = f"{counted(len(both), 'image')} also in {home[both[0]]}, first {both[0]}"
             yield CheckResult(f"{name}_ids.txt", DAMAGED, found)
 
 

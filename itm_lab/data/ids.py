@@ -14,7 +14,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from itm_lab.data.disk import check_file, check_outputs, lines_bytes, read_lines, write_outputs
-from itm_lab.data.karpathy import Karpathy, Picture
+from itm_lab.data.karpathy import Karpathy, KarpathyImage
 from itm_lab.data.registry import PER_IMAGE
 from itm_utils.data.precomp import load_array, read_captions
 from itm_utils.errors import input_error
@@ -24,7 +24,7 @@ from itm_utils.errors import input_error
 class Alignment:
     """How far a way of listing images explains a caption file: all lines, or up to ``line`` (from 1)."""
 
-    pictures: list[Picture]
+    images: list[KarpathyImage]
     line: int | None = None
     here: str = ""
     there: str = ""
@@ -36,10 +36,10 @@ def align(captions: list[str], splits: Karpathy, split: str) -> Alignment:
     The ways: in the order of the file, or with the images of restval last; with all captions of an image, or with
     its first five. The file may end early, after a whole image: validation sets are often cut.
     """
-    listed = splits.pictures(split)
+    listed = splits.images_of(split)
     orders = [listed]
-    if any(picture.rest for picture in listed):
-        orders.append(sorted(listed, key=lambda picture: picture.rest))
+    if any(image.rest for image in listed):
+        orders.append(sorted(listed, key=lambda image: image.rest))
     best: Alignment | None = None
     for order in orders:
         for most in (None, PER_IMAGE):
@@ -51,20 +51,20 @@ def align(captions: list[str], splits: Karpathy, split: str) -> Alignment:
     return best
 
 
-def _compare(captions: list[str], pictures: list[Picture], most: int | None) -> Alignment:
+def _compare(captions: list[str], images: list[KarpathyImage], most: int | None) -> Alignment:
     """Compare line by line; ends with the image that the last caption belongs to."""
     taken = 0
-    for count, picture in enumerate(pictures):
+    for count, image in enumerate(images):
         if taken == len(captions):
-            return Alignment(pictures[:count])
-        for caption in picture.captions[:most]:
+            return Alignment(images[:count])
+        for caption in image.captions[:most]:
             here = captions[taken] if taken < len(captions) else "the end of the file"
             if taken == len(captions) or letters(here) != letters(caption):
                 return Alignment([], taken + 1, here, caption)
             taken += 1
     if taken < len(captions):
         return Alignment([], taken + 1, captions[taken], "the end of the split")
-    return Alignment(pictures)
+    return Alignment(images)
 
 
 def letters(caption: str) -> str:
@@ -88,29 +88,29 @@ def write_ids(
         expected = f"“{found.there[:60]}” as in {splits.path.name}"
         hint = "The captions are not those of this file, or in another order: no ids were written."
         raise input_error(path, f"“{found.here[:60]}” in line {found.line}", expected, hint)
-    rows_a_picture = _repeats(folder, split, len(found.pictures), len(captions))
-    ids = [splits.id_of(picture, names) for picture in found.pictures for _ in range(rows_a_picture)]
+    rows_per_image = _repeats(folder, split, len(found.images), len(captions))
+    ids = [splits.id_of(image, names) for image in found.images for _ in range(rows_per_image)]
     outputs = {folder / f"{split}_ids.txt": lines_bytes(ids)}
     if splits.coco:
-        outputs[folder / f"{split}_names.txt"] = lines_bytes([picture.name for picture in found.pictures])
+        outputs[folder / f"{split}_names.txt"] = lines_bytes([image.name for image in found.images])
     check_outputs({other: content for other, content in outputs.items() if other.name != f"{split}_ids.txt"})
     _make_way(folder / f"{split}_ids.txt", ids, outputs, set_aside)
-    return len(found.pictures), write_outputs(outputs)
+    return len(found.images), write_outputs(outputs)
 
 
-def _repeats(folder: Path, split: str, pictures: int, captions: int) -> int:
+def _repeats(folder: Path, split: str, images: int, captions: int) -> int:
     """How many feature rows an image has: the ids file has a line for each. 1 where there are no features."""
     path = folder / f"{split}_ims.npy"
     if not path.exists():
         return 1
     rows = len(load_array(path, mmap_mode="r"))
-    if rows not in (pictures, captions):
-        raise input_error(path, f"{rows:,} rows", f"{pictures:,}, one an image, or {captions:,}, one a caption")
-    if rows == pictures:
+    if rows not in (images, captions):
+        raise input_error(path, f"{rows:,} rows", f"{images:,}, one per image, or {captions:,}, one per caption")
+    if rows == images:
         return 1
-    if rows % pictures:
-        raise input_error(path, f"{rows:,} rows for {pictures:,} images", "the same number of rows for every image")
-    return rows // pictures
+    if rows % images:
+        raise input_error(path, f"{rows:,} rows for {images:,} images", "the same number of rows for every image")
+    return rows // images
 
 
 def _make_way(path: Path, ids: list[str], outputs: dict[Path, bytes], set_aside: bool) -> None:
@@ -119,7 +119,7 @@ def _make_way(path: Path, ids: list[str], outputs: dict[Path, bytes], set_aside:
         return
     present = read_lines(path, "one image name a line")
     if without_repeats(present) == without_repeats(ids):
-        outputs.pop(path)  # the public files have a line a caption: as good
+        outputs.pop(path)  # the public files have a line per caption: as good
         return
     aside = path.with_name(f"{path.stem}.aside.txt")
     if not set_aside or aside.exists():

@@ -105,8 +105,8 @@ class Ledger(RuleBook):
             return None
         if receipt["ranks"] is None:
             raise input_error(path, "no ranks", "a receipt whose recalls can be computed again")
-        if (pictures := len(read_evidence(path).i2t)) != known["images"]:
-            raise input_error(path, f"ranks of {pictures} images", f"the {known['images']} of {name}'s test split")
+        if (images := len(read_evidence(path).i2t)) != known["images"]:
+            raise input_error(path, f"ranks of {images} images", f"the {known['images']} of {name}'s test split")
         return "coco 5K" if protocol == "5K" else name
 
     def verdict(self, claim: str, dataset: str | None = None) -> Verdict:
@@ -149,7 +149,7 @@ class Ledger(RuleBook):
         return Verdict(claim, verdict_of(findings), dataset, "", tuple(findings), tuple(sorted(used)))
 
     def _runs(self, claim: str, comparison: Comparison, dataset: str) -> tuple[dict[str, dict[int, Run]], str]:
-        """Arm → seed → run at the seeds that all variants have; and, if these do not suffice, why."""
+        """Variant → seed → run at the seeds that all variants have; and, if these do not suffice, why."""
         rule, runs, stale = self.rules[claim], {}, False
         digest, need = rule_digest(rule), rule["datasets"][dataset]
         for variant, metric in comparison.terms:

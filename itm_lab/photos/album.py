@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from itm_lab.photos.captions import Line, read_lines
-from itm_lab.photos.folder import find_files, is_picture_name, same_form
-from itm_lab.photos.report import CAPTION, NOTE, PICTURE, Remark
+from itm_lab.photos.folder import find_files, is_image_name, same_form
+from itm_lab.photos.report import CAPTION, IMAGE, NOTE, Remark
 from itm_utils.errors import input_error
 from itm_utils.files import read_text
 
@@ -56,7 +56,7 @@ def read_album(folder: Path, captions: Path) -> Album:
             said.append(Remark(CAPTION, where, f"the same as line {first}"))
     if not of_file:
         raise _nothing_fits(folder, captions, lines, files)
-    silent = [Remark(PICTURE, name, "no caption") for name in files if is_picture_name(name) and name not in of_file]
+    silent = [Remark(IMAGE, name, "no caption") for name in files if is_image_name(name) and name not in of_file]
     photos = [Photo(name, files[name], files[name].stat().st_size, tuple(of_file[name])) for name in sorted(of_file)]
     return Album(photos, [*remarks, *said, *silent, *_twins(photos)])
 
@@ -96,7 +96,7 @@ class _Names:
 
 
 def _nothing_fits(folder: Path, captions: Path, lines: list[Line], files: dict[str, Path]) -> Exception:
-    there = next((name for name in files if is_picture_name(name)), None)
+    there = next((name for name in files if is_image_name(name)), None)
     found = f"no image of {folder} (its first line is about {lines[0].name})"
     expected = f"names such as {there}" if there else f"images in {folder}, which has none"
     return input_error(captions, found, expected)
@@ -154,13 +154,13 @@ def split_by_lists(album: Album, lists: list[str]) -> dict[str, list[Photo]]:
         for called in _listed(path):
             if (name := names.resolve(called)) is None:
                 why = f"listed in {path.name}, but {names.why_not(called)} with captions"
-                album.remarks.append(Remark(PICTURE, called, why))
+                album.remarks.append(Remark(IMAGE, called, why))
             elif home.setdefault(name, split) != split:
                 raise input_error(path, f"{name}, which is in {home[name]} too", "an image in one split only")
         splits[split] = [by_name[name] for name, chosen in home.items() if chosen == split]
         if not splits[split]:
             raise input_error(path, "no image that is in the folder and has captions", f"the images of {split}")
-    album.remarks += [Remark(PICTURE, name, "in no list") for name in by_name if name not in home]
+    album.remarks += [Remark(IMAGE, name, "in no list") for name in by_name if name not in home]
     return splits
 
 

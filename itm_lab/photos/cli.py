@@ -34,8 +34,8 @@ def features(
     made = extract(photos, captions, out, split_sizes, split_list, min_count)
     for line in summary(made.remarks, str(made.folder / SKIPPED)):
         typer.echo(line)
-    for split, (pictures, said) in made.splits.items():
-        typer.echo(f"{split}: {counted(pictures, 'picture')}, {counted(said, 'caption')}")
+    for split, (images, captions) in made.splits.items():
+        typer.echo(f"{split}: {counted(images, 'image')}, {counted(captions, 'caption')}")
     state = "was whole already, kept" if made.kept else "made"
     typer.echo(f"{made.folder}: {state}; {made.words:,} words in the vocabulary")
 

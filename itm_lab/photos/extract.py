@@ -23,9 +23,9 @@ from filelock import FileLock, Timeout
 from itm_lab.data.disk import make_folder
 from itm_lab.photos.album import SPLITS, Photo, read_album, split_by_lists, split_by_lot
 from itm_lab.photos.appendable_npy import GrowingArray
+from itm_lab.photos.image_files import UnreadableError, read_image
 from itm_lab.photos.network import GRID, EfficientNetLite0, Network, cell_boxes
-from itm_lab.photos.pictures import UnreadableError, read_picture
-from itm_lab.photos.report import NOTE, PICTURE, Remark, as_text
+from itm_lab.photos.report import IMAGE, NOTE, Remark, as_text
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import SPECIAL, Vocabulary
 from itm_utils.errors import input_error
@@ -85,7 +85,7 @@ def facts_of(splits: dict[str, list[Photo]], network: Network, least: int) -> di
     """
     inputs = hashlib.sha256()
     pairs = [(split, photo) for split, photos in splits.items() for photo in photos]
-    for split, photo in bar(pairs, "compare", "picture"):
+    for split, photo in bar(pairs, "compare", "image"):
         inputs.update(json.dumps([split, photo.name, photo.digest(), photo.captions]).encode())
     return {
         "network": network.name,
@@ -194,25 +194,25 @@ class _Extraction:
 
     def _batch(self, split: str, photos: list[Photo]) -> None:
         """Read, look, append: rows first, the note about them (by the caller) after."""
-        pictures = []
+        images = []
         for photo in photos:
             try:
-                picture = read_picture(photo.path, self.network.side, squash=True)
+                image = read_image(photo.path, self.network.side, squash=True)
             except UnreadableError as reason:
                 self.state.left_out.append(photo.name)
-                self.state.remarks.append([PICTURE, photo.name, str(reason)])
+                self.state.remarks.append([IMAGE, photo.name, str(reason)])
                 continue
-            pictures.append(picture)
-            self.state.remarks += [[NOTE, photo.name, note] for note in picture.notes]
-        if pictures:
-            features = self.network(np.stack([picture.pixels for picture in pictures]))
-            self._check(features, len(pictures))
+            images.append(image)
+            self.state.remarks += [[NOTE, photo.name, note] for note in image.notes]
+        if images:
+            features = self.network(np.stack([image.pixels for image in images]))
+            self._check(features, len(images))
             self.features[split].append(features)
-            self.sizes[split].append(np.array([picture.size for picture in pictures]))
+            self.sizes[split].append(np.array([image.size for image in images]))
         self.state.rows[split] = self.features[split].rows
 
-    def _check(self, features: np.ndarray, pictures: int) -> None:
-        wanted = (pictures, GRID * GRID, self.network.width)
+    def _check(self, features: np.ndarray, images: int) -> None:
+        wanted = (images, GRID * GRID, self.network.width)
         if features.shape != wanted or not np.isfinite(features.astype(np.float16)).all():
             found = f"features of shape {features.shape}" if features.shape != wanted else "a NaN or infinity"
             raise input_error(self.network.name, found, f"finite half-precision numbers of shape {wanted}")

@@ -36,7 +36,7 @@ class Network(Protocol):
 
 
 class EfficientNetLite0:
-    """The last convolution of EfficientNet-Lite0, 1,280 numbers from 0 to 6 at each place of its grid."""
+    """The last convolution of EfficientNet-Lite0, 1,280 channels from 0 to 6 at each place of its grid."""
 
     name = "EfficientNet-Lite0, ImageNet, last convolution"
     fingerprint = WEIGHTS[:16]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-PICTURE, CAPTION, NOTE = "image left out", "caption left out", "kept"
+IMAGE, CAPTION, NOTE = "image left out", "caption left out", "kept"
 SHOWN = 5  # examples of each kind on the screen; the file has them all
 
 

@@ -154,7 +154,7 @@ def _common(vocabulary: Vocabulary, count: int = 5) -> list[str]:
     return words[:: max(1, len(words) // count)][:count]
 
 
-def find_pictures(opened: Opened, query: str, top: int) -> Found:
+def find_images(opened: Opened, query: str, top: int) -> Found:
     """The images of the split that fit a sentence best."""
     texts = opened.texts([query])  # first: a vocabulary that is not the model's has no say about words
     notes = check_query(opened, query)
@@ -169,11 +169,11 @@ def find_captions(opened: Opened, image: int, top: int) -> Found:
     scores = np.empty(split.n_captions, dtype=np.float32)
     order = np.argsort(texts.lengths, kind="stable")
     with evaluating(opened.model) as device:
-        picture = opened.model.encode_images(image_batch(split, np.array([image])).to(device))
+        encoded_image = opened.model.encode_images(image_batch(split, np.array([image])).to(device))
         for start in bar(range(0, split.n_captions, BATCH), "score", "block"):
             some = order[start : start + BATCH]
             encoded = opened.model.encode_texts(texts.batch(some).to(device))
-            scores[some] = score_all(opened.model, picture, encoded, progress=False).i2t[0].numpy()
+            scores[some] = score_all(opened.model, encoded_image, encoded, progress=False).i2t[0].numpy()
     return _best(scores, top, texts, ())
 
 

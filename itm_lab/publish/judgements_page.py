@@ -18,7 +18,7 @@ MEANING = {
     "expert strict": "experts, strict: at least two of three give 4",
     "either": "the crowd or the experts",
 }
-WAYS = {"i2t": "image → sentence", "t2i": "sentence → image"}
+WAYS = {"i2t": "image → caption", "t2i": "caption → image"}
 
 
 def judgements_fragment(root: Path) -> str:
@@ -48,7 +48,7 @@ def of_pairs(found: Mapping[str, Any]) -> Iterator[str]:
     share = 100 * pairs["by_definition"]["either"]["of"] / pairs["wrong"]
     both = pairs["agreement"]
     yield (
-        f"The {found['judged_captions']:,} captions that anybody judged have {pairs['wrong']:,} wrong partners, of which "
+        f"The {found['judged_captions']:,} captions that anybody judged have {pairs['wrong']:,} negative images, of which "
         f"{share:.1f} % were judged. "
         f"The two groups judged {sum(both.values()):,} in common: {both['both']:,} are right to both, {both['neither']:,} "
         f"to neither, {both['expert']:,} to the experts alone and {both['crowd']:,} to the crowd alone.\n"
@@ -193,5 +193,5 @@ def drawing(runs: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
            "rank of the negative image, 1 is the hardest</text>")  # fmt: skip
     yield (f'<text x="14" y="{(top + height) / 2:.0f}" text-anchor="middle" fill="currentColor" '
            f'transform="rotate(-90 14 {(top + height) / 2:.0f})">judged pairs called right</text>')  # fmt: skip
-    yield "</svg>\n<figcaption>Sentence → image. Of the negative images that somebody judged, how many the crowd or the experts "
+    yield "</svg>\n<figcaption>Caption → image. Of the negative images that somebody judged, how many the crowd or the experts "
     yield "call right, by the rank a model gives them among all negative images. Bars: 95 % (Wilson).</figcaption>\n</figure>\n````\n"

@@ -34,7 +34,7 @@ STATUS = {
     "supported": "its own numbers carry the claim",
     "partly": "its own numbers carry part of the claim",
     "contradicted": "its own numbers speak against the claim",
-    "text_only": "said in the text, without a number",
+    "text_only": "stated in the text, without a number",
     "analytic": "derived, not measured",
 }
 # The models that chapters build, in the settings they recommend; variants that take something away are not among them.
@@ -139,11 +139,11 @@ def our_evidence(ledger: Ledger, one: Verdict) -> Iterator[str]:
     yield f"- **Our evidence on {where}**, from {len(one.receipts)} receipts:"
     plans = comparisons(ledger.rules[one.id], one.dataset)
     for finding, plan in zip(one.findings, plans, strict=True):
-        pictures = "" if plan.correlated else over_pictures(ledger, plan, one)
-        yield f"  - {HELD[finding.status]} {escape(str(finding))}, expected {finding.expected}{pictures}"
+        images = "" if plan.correlated else over_images(ledger, plan, one)
+        yield f"  - {HELD[finding.status]} {escape(str(finding))}, expected {finding.expected}{images}"
 
 
-def over_pictures(ledger: Ledger, plan: Any, one: Verdict) -> str:
+def over_images(ledger: Ledger, plan: Any, one: Verdict) -> str:
     """The second kind of doubt, where a comparison is one variant against another: other test images, same two models."""
     if len(plan.plus) != 1 or len(plan.minus) != 1 or plan.best or plan.plus[0][1] not in (*RECALLS, "rsum"):
         return ""
@@ -183,7 +183,7 @@ def results_page(ledger: Ledger, paper: str) -> Iterator[str]:
     for name, body in content["tables"].items():
         yield f"## {name.replace('_', ' ').capitalize()}: {escape(body['caption'])}\n"
         if "note" in body:
-            yield f"{escape(sentence(body['note']))}\n"
+            yield f"{escape(with_full_stop(body['note']))}\n"
         for block in body["blocks"]:
             yield from block_table(ledger, paper, name, block)
 
@@ -291,7 +291,7 @@ def remarks_on(ledger: Ledger, block: Mapping[str, Any], row: Mapping[str, Any])
             read = "none" if doubt["adopted"] is None else doubt["adopted"]
             yield f"{label(name)}: our text of the paper has {doubt['raw']}; read as {read}: {doubt['basis']}."
     if "note" in row:
-        yield sentence(row["note"])
+        yield with_full_stop(row["note"])
 
 
 def same_numbers(ledger: Ledger, block: Mapping[str, Any], row: Mapping[str, Any]) -> str:
@@ -353,8 +353,8 @@ def label(metric: str) -> str:
     return metric.replace("_r", " R@") if recall else metric.removesuffix("_computed").replace("_", " ")
 
 
-def sentence(note: str) -> str:
-    """A note as a sentence."""
+def with_full_stop(note: str) -> str:
+    """A note with a capital letter and a full stop."""
     return f"{note[0].upper()}{note[1:]}{'' if note.endswith('.') else '.'}"
 
 

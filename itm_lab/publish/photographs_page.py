@@ -17,7 +17,7 @@ from itm_lab.records.rules import RECALLS
 from itm_utils.figures import method_colour
 
 DATASET = "flickr8k"
-YARDSTICKS = ("benchmarks/results/photo_cca.json", "benchmarks/results/photo_cca_minilm.json")
+BASELINES = ("benchmarks/results/photo_cca.json", "benchmarks/results/photo_cca_minilm.json")
 MARK = "†"
 HEADS = ["variant", "chapter", "text", "i2t R@1/5/10", "t2i R@1/5/10", "rsum", "seeds"]
 
@@ -35,12 +35,12 @@ def recalls(ledger: Ledger) -> Iterator[str]:
         for (chapter, variant, dataset), runs in ledger.receipts.items()
         if dataset == DATASET
     }
-    rows = [arm_row(variant, chapter, runs) for (variant, chapter), runs in variants.items()]
-    known = list(yardstick(ledger.root))
+    rows = [variant_row(variant, chapter, runs) for (variant, chapter), runs in variants.items()]
+    known = list(baseline_rows(ledger.root))
     if rows:
         yield from drawing({variant: runs for (variant, _), runs in variants.items()}, [rsum for rsum, _ in known])
     else:
-        yield "No run on these photographs has left a receipt yet.\n"
+        yield "No run on these photographs has a receipt yet.\n"
     rows = sorted([*rows, *known], key=lambda row: -row[0])
     if rows:
         yield from table(HEADS, [cells for _, cells in rows])
@@ -49,7 +49,7 @@ def recalls(ledger: Ledger) -> Iterator[str]:
 
 
 def never_better(variants: Mapping[tuple[str, str], list[Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
-    """Arms with runs whose loss never improved on the warm-up: what such a row shows is not its loss."""
+    """Variants with runs whose loss never improved on the warm-up: what such a row shows is not its loss."""
     for (variant, _), runs in variants.items():
         if seeds := [str(run["seed"]) for run in runs if kept_warmup(run)]:
             yield variant, f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
@@ -87,11 +87,11 @@ def drawing(variants: Mapping[str, list[Mapping[str, Any]]], known: list[float])
             x = left + scale * (number - low)
             yield f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>'
     yield f'<text x="{width - 20}" y="{base + 22}" text-anchor="end" fill="currentColor">rsum on the test set</text>'
-    yield "</svg>\n<figcaption>A dot is a run, one a seed. Filled: a frozen text encoder reads the sentences; hollow: words "
+    yield "</svg>\n<figcaption>A dot is one run of one seed. Filled: a frozen text encoder reads the captions; hollow: words "
     yield "that are learned. Dashed: the two baselines, which need no training.</figcaption>\n</figure>\n````\n"
 
 
-def arm_row(variant: str, chapter: str, runs: list[Mapping[str, Any]]) -> tuple[float, list[str]]:
+def variant_row(variant: str, chapter: str, runs: list[Mapping[str, Any]]) -> tuple[float, list[str]]:
     """Mean rsum, by which rows are sorted, and the cells of a variant."""
     values = {name: [run["metrics"][name]["value"] for run in runs] for name in (*RECALLS, "rsum")}
     mean, rsum = float(np.mean(values["rsum"])), f"{np.mean(values['rsum']):.1f}"
@@ -110,14 +110,14 @@ def both_ways(recalls: Mapping[str, float]) -> list[str]:
 
 
 def text_of(parameters: Mapping[str, Any]) -> str:
-    """What reads the sentences: words and a GRU that learn, or a frozen encoder."""
+    """What reads the captions: words and a GRU that learn, or a frozen encoder."""
     frozen = "text_encoder" in parameters and parameters.get("reader") != "gru"
     return Path(parameters["text_encoder"]).name if frozen else "words"
 
 
-def yardstick(root: Path) -> Iterator[tuple[float, list[str]]]:
+def baseline_rows(root: Path) -> Iterator[tuple[float, list[str]]]:
     """The rows of the closed-form model, as far as they were measured."""
-    for path in map(root.joinpath, YARDSTICKS):
+    for path in map(root.joinpath, BASELINES):
         if path.is_file():
             found = json.loads(path.read_text(encoding="utf-8"))
             test, text = found["test"], found["what"]["text"]

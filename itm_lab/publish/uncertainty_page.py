@@ -35,7 +35,7 @@ class Gap:
 
     paper: str
     data: str
-    pictures: int
+    images: int
     method: str
     rival: str
     ours: Mapping[str, Any]
@@ -43,7 +43,7 @@ class Gap:
 
     @property
     def added(self) -> str:
-        """What the paper adds to a host, or its method where there is none."""
+        """What the paper adds to a base model, or its method where there is none."""
         return self.ours.get("training") or self.ours.get("constraints") or self.method
 
     def points(self, metric: str) -> float:
@@ -51,7 +51,7 @@ class Gap:
 
     def halfwidth(self, metric: str) -> float:
         """Of the method's own printed number; for captions this counts images, which can only make it wider."""
-        return binomial_halfwidth(self.ours[metric], self.pictures)
+        return binomial_halfwidth(self.ours[metric], self.images)
 
     def inside(self, metric: str) -> bool:
         return abs(self.points(metric)) <= self.halfwidth(metric)
@@ -62,7 +62,7 @@ class Gap:
         Two recalls of p and q percent disagree on at least |p - q| of the queries, and at most on what both leave.
         """
         one, other = self.ours[metric], self.theirs[metric]
-        limit = largest_disagreement(one - other, self.pictures)
+        limit = largest_disagreement(one - other, self.images)
         if limit >= min(one + other, 200 - one - other):
             return "any"
         if limit <= abs(one - other):
@@ -221,8 +221,8 @@ def our_runs(ledger: Ledger) -> Iterator[str]:
         found = [receipt["metrics"]["rsum"] for _, receipt in runs.values()]
         seeds = seed_interval([metric["value"] for metric in found])
         drawn = [(metric["high"] - metric["low"]) / 2 for metric in found if "low" in metric]
-        pictures = f"± {np.mean(drawn):.1f}" if drawn else "not kept"
-        rows.append([chapter, variant, dataset, len(runs), f"{seeds.value:.1f}", f"± {seeds.halfwidth:.1f}", pictures])
+        images = f"± {np.mean(drawn):.1f}" if drawn else "not kept"
+        rows.append([chapter, variant, dataset, len(runs), f"{seeds.value:.1f}", f"± {seeds.halfwidth:.1f}", images])
     yield from table(["chapter", "variant", "data", "seeds", "rsum", "over seeds", "over images"], rows)
     yield from differences(variants)
 

@@ -22,7 +22,7 @@ Term = tuple[str, str]  # variant, metric
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number a seed: ``plus`` added, ``minus`` taken away, and the largest of ``best`` taken away.
+    """One number per seed: ``plus`` added, ``minus`` taken away, and the largest of ``best`` taken away.
 
     With ``correlated`` it is Pearson's r of the metrics of ``plus`` and ``minus`` over all runs instead, each number less
     the mean of its seed over the variants.

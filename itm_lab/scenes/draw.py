@@ -42,7 +42,7 @@ def draw(scene: Scene, scale: int = 1) -> Array:
     brightness, red, blue = scene.light
     canvas *= np.array([brightness * red, brightness * 100, brightness * blue]) / 10_000.0
     if scale == 1:  # a camera's grain; large drawings are for people
-        grain = rng.grid(3, size, size, 3)  # three dice a pixel: nearly a bell curve
+        grain = rng.grid(3, size, size, 3)  # three draws per pixel: nearly a bell curve
         canvas += (grain[0] + grain[1] + grain[2] - 1.5) * 18.0
     return np.floor(np.clip(canvas, 0.0, 255.0) + 0.5).astype(np.uint8)
 

@@ -34,7 +34,7 @@ SIZES = ("small", "medium", "big")
 PLACES = ("grass", "sea", "night", "sand", "wall", "sky")
 ATTRIBUTES = {"shape": SHAPES, "colour": COLOURS, "pattern": PATTERNS, "size": SIZES}
 
-# Radii in quarter pixels. The gaps between the classes keep "big" and "small" a matter of seeing, not of luck.
+# Radii in quarter pixels. The gaps between the classes keep "big" and "small" a matter of seeing, not of chance.
 RADII = {"small": (25, 30), "medium": (39, 45), "big": (57, 66)}
 # How often each kind of edit is tried; some are possible less often than others.
 EDIT_KINDS = {"colour": 18, "pattern": 12, "size": 16, "shape": 12, "binding": 24, "count": 14, "swap": 10}

@@ -3,7 +3,7 @@
 A dataset is a folder with, for each split,
 
 ==========================  ====================================================================
-``<split>_ims.npy``         (rows, r, d) region features, or (rows, d) one vector an image
+``<split>_ims.npy``         (rows, r, d) region features, or (rows, d) one vector per image
 ``<split>_caps.txt``        one caption a line, those of an image on consecutive lines
 ``<split>_boxes.npy``       optional, (rows, r, 4) boxes x1 y1 x2 y2 in pixels, or as shares of the sides from
                             0 to 1, which are read as pixels where sizes are there (or a model's own code)
@@ -140,7 +140,7 @@ class PrecompSplit:
         return self.features.shape[-1]
 
     def regions(self, images: np.ndarray) -> np.ndarray:
-        """(i, r, d) float32 features of the given images; one vector an image counts as one region."""
+        """(i, r, d) float32 features of the given images; one vector per image counts as one region."""
         values = self.features.rows(np.asarray(images) * self.repeat)
         return values if values.ndim == 3 else values[:, None, :]
 
@@ -283,7 +283,7 @@ def _sizes(path: Path, rows: int) -> np.ndarray:
 
 
 def _ids(path: Path, rows: int, owner: np.ndarray) -> list[str]:
-    """One name a feature row; the public files have one a caption, five times the same."""
+    """One name per feature row; the public files have one per caption, five times the same."""
     lines = read_text(path, "one image name a line").removesuffix("\n")
     ids = [line.strip() for line in lines.split("\n")] if lines else []
     if "" in ids:
@@ -296,7 +296,7 @@ def _ids(path: Path, rows: int, owner: np.ndarray) -> list[str]:
             raise input_error(path, found, "the same image for all captions of an image")
         return [ids[line] for line in first]
     if len(ids) != rows:
-        raise input_error(path, f"{len(ids)} names", f"{rows}, one a feature row, or {len(owner)}, one a caption")
+        raise input_error(path, f"{len(ids)} names", f"{rows}, one per feature row, or {len(owner)}, one per caption")
     one_each = owner[-1] + 1 == rows == len(owner)
     if one_each and rows % 5 == 0 and all(len(set(ids[start : start + 5])) == 1 for start in range(0, rows, 5)):
         found = f"every name five times ({ids[0]} in lines 1 to 5), though the features of its rows differ"

@@ -26,7 +26,7 @@ from itm_lab.data import registry as known
 from itm_lab.data import scan
 from itm_lab.data.bottom_up import convert
 from itm_lab.data.cli import app
-from itm_lab.data.karpathy import coco_file_name, picture_key, read_karpathy
+from itm_lab.data.karpathy import coco_file_name, image_key, read_karpathy
 from itm_lab.data.registry import Known
 from itm_lab.data.selection import Wanted, wanted_from_karpathy
 from itm_lab.data.tsv import LONGEST as TOO_LONG
@@ -70,7 +70,7 @@ def encoded(values: np.ndarray) -> str:
 
 def tsv_row(name: object, number: int | None = None, ten: bool = False, **other: object) -> list[str]:
     """A line of a TSV file as its columns. other: columns that say something else."""
-    features, boxes = regions_of(int(picture_key(str(name))) if number is None else number)
+    features, boxes = regions_of(int(image_key(str(name))) if number is None else number)
     row = {"id": name, "w": SIZE[0], "h": SIZE[1], "n": REGIONS, "boxes": encoded(boxes), "features": encoded(features)}
     row |= other
     order = ["id", "h", "w", *"0000", "n", "boxes", "features"] if ten else list(row)
@@ -138,9 +138,9 @@ def f30k(small: Known, whole_f30k: Path, tmp_path: Path) -> Path:
 def test_names_of_one_picture_have_one_key() -> None:
     assert coco_file_name(391895) == "COCO_val2014_000000391895.jpg"
     names = ["391895", "000000391895", "COCO_val2014_000000391895.jpg", "val2014/COCO_val2014_000000391895"]
-    assert {picture_key(name) for name in names} == {"391895"}
-    assert picture_key("9" * 5000) == "9" * 5000 and picture_key("000") == "0"
-    assert picture_key("1000092795.jpg") == "1000092795" and picture_key("25_0ab.d.jpg") == "25_0ab.d"
+    assert {image_key(name) for name in names} == {"391895"}
+    assert image_key("9" * 5000) == "9" * 5000 and image_key("000") == "0"
+    assert image_key("1000092795.jpg") == "1000092795" and image_key("25_0ab.d.jpg") == "25_0ab.d"
 
 
 def test_splits_of_coco(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_of_a_large_file_of_splits_only_what_is_asked_for_is_kept(tmp_path: Path
     splits = read_karpathy(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert splits.pictures("train")[99].captions[4] == "a red star . 99"
+    assert splits.images("train")[99].captions[4] == "a red star . 99"
     assert peak < 3 * path.stat().st_size  # the file as bytes and as text; all its words would be seven times as much
     changed(path, lambda c: [s.pop("raw") for image in c["images"] for s in image["sentences"]])
     assert read_karpathy(path).pictures("train")[99].captions[4] == " ".join(words)

@@ -30,10 +30,10 @@ from itm_lab.photos import search as searching
 from itm_lab.photos.album import read_album, split_by_lot
 from itm_lab.photos.cli import features, search
 from itm_lab.photos.gallery import Gallery
+from itm_lab.photos.image_files import UnreadableError, read_image
 from itm_lab.photos.network import EfficientNetLite0, cell_boxes, read_weights
-from itm_lab.photos.pictures import UnreadableError, read_picture
 from itm_lab.photos.report import Remark, as_text, summary
-from itm_lab.photos.word_attention import heat, look_of, merge_pieces
+from itm_lab.photos.word_attention import heat, merge_pieces, word_attention
 from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.text_encoder import bert_captions
@@ -115,7 +115,7 @@ def test_a_folder_becomes_a_dataset(folder: Path) -> None:
         assert split.boxes.shape == (split.n_images, 36, 4) and not (folder / f"out/{name}_owners.npy").exists()
         for image, picture in enumerate(split.ids):
             pixels = np.asarray(Image.open(folder / "photos" / picture).resize((12, 12), Image.Resampling.BICUBIC))
-            expected = Tiny.look(pixels[None]).astype(np.float16)
+            expected = Tiny.attention(pixels[None]).astype(np.float16)
             assert np.array_equal(split.regions(np.array([image])), expected.astype(np.float32))
             number = int(picture[-6:-4])
             assert split.captions[2 * image] == f"An image with the number {number}, you see."
@@ -258,7 +258,7 @@ def test_the_command_tells_what_it_did(folder: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_every_mode_becomes_colour(tmp_path: Path, mode, colour, name, expected) -> None:
-    picture = read_picture(save(tmp_path / name, colour, mode=mode), 12, squash=True)
+    picture = read_image(save(tmp_path / name, colour, mode=mode), 12, squash=True)
     assert picture.pixels.shape == (12, 12, 3) and picture.size == (40, 30) and not picture.notes
     assert np.abs(picture.pixels.reshape(-1, 3).astype(int) - expected).max() <= 3
 
@@ -273,17 +273,17 @@ def test_pictures_stand_upright(tmp_path: Path, turn: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = turn
     image.save(tmp_path / "a.png", exif=exif)
-    picture = read_picture(tmp_path / "a.png", 48)
+    picture = read_image(tmp_path / "a.png", 48)
     assert picture.size == (48, 24) and picture.pixels.shape == (24, 48, 3)
     assert picture.pixels[3, 3].tolist() == [255, 0, 0] and picture.pixels[20, 40].tolist() == [255, 255, 255]
 
 
 def test_a_large_jpeg_is_decoded_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "a.jpg", size=(1600, 1200))
-    monkeypatch.setattr("itm_lab.photos.pictures.LARGEST", 800 * 600)  # enough for half of each side
-    assert read_picture(path, 192, squash=True).size == (1600, 1200)
+    monkeypatch.setattr("itm_lab.photos.image_files.LARGEST", 800 * 600)  # enough for half of each side
+    assert read_image(path, 192, squash=True).size == (1600, 1200)
     with pytest.raises(UnreadableError, match="1600 x 1200 pixels, more than"):
-        read_picture(save(tmp_path / "a.png", size=(1600, 1200)), 192)
+        read_image(save(tmp_path / "a.png", size=(1600, 1200)), 192)
 
 
 def animated(path: Path) -> None:
@@ -465,7 +465,7 @@ def test_a_picture_that_cannot_be_opened_is_left_out_though_another_has_its_size
     def unreadable(path: Path, *how: object, **more: object) -> object:
         if path.name == "x.png":
             raise UnreadableError("cannot be read (Permission denied)")
-        return read_picture(path, *how, **more)
+        return read_image(path, *how, **more)
 
     monkeypatch.setattr(Path, "open", locked)
     monkeypatch.setattr(extraction, "read_picture", unreadable)
@@ -558,7 +558,7 @@ def test_an_interrupted_call_goes_on_only_with_the_same_inputs(folder: Path, mon
             Tired.left -= 1
             if Tired.left < 0:
                 raise KeyboardInterrupt
-            return self.look(pixels)
+            return self.attention(pixels)
 
     with pytest.raises(KeyboardInterrupt):
         make(folder, network=Tired())
@@ -652,7 +652,7 @@ def test_a_sentence_finds_pictures_as_scoring_does(run: Path, toy_root: Path, to
     split = opened.split
     scores = score_split(opened.model, split, WordCaptions(split, toy_vocabulary))
     for caption in (0, 17):
-        found = searching.find_pictures(opened, split.captions[caption], 12)
+        found = searching.find_images(opened, split.captions[caption], 12)
         assert np.allclose(found.scores, scores.t2i[found.numbers, caption], atol=1e-6)
         assert (np.diff(found.scores) <= 0).all() and sorted(found.numbers) == list(range(12))
     for image in (0, 5):
@@ -691,7 +691,7 @@ def test_photographs_of_a_folder_are_found_again(folder: Path, tmp_path: Path) -
     assert result.exit_code == 0, result.output
     assert "not there; shown as its boxes" in result.stdout and (tmp_path / "sheet.png").is_file()
     gallery = Gallery(open_split(root, "test"), folder / "photos")
-    assert gallery.picture(1).shape == (24, 36, 3) and gallery.size(1) == (36, 24)
+    assert gallery.pixels_of(1).shape == (24, 36, 3) and gallery.size(1) == (36, 24)
     assert gallery.boxes(1)[-1].tolist() == [30, 20, 36, 24]
 
 
@@ -709,7 +709,7 @@ def test_boxes_lie_where_they_are_in_the_photograph_without_sizes_too(tmp_path: 
     save(tmp_path / "photos/a.png", size=(640, 320))
     boxes = [[0, 0, 600, 160], [320, 0, 640, 320]]
     gallery = Gallery(write_pictures_with_boxes(tmp_path / "pixels", boxes), tmp_path / "photos")
-    assert gallery.picture(0).shape == (240, 480, 3)  # drawn smaller than it is
+    assert gallery.pixels_of(0).shape == (240, 480, 3)  # drawn smaller than it is
     assert gallery.size(0) == (640, 320) and gallery.boxes(0).tolist() == boxes
     split = write_pictures_with_boxes(tmp_path / "shares", [[0, 0, 0.75, 0.5], [0.5, 0, 0.875, 0.75]])
     gallery = Gallery(split, tmp_path / "photos")
@@ -725,11 +725,11 @@ def test_photographs_of_coco_are_found_by_their_file_names(tmp_path: Path) -> No
     split = write_pictures_with_boxes(tmp_path / "coco", [[0, 0, 9, 9]] * 2, name="102")
     file = save(tmp_path / "photos/val2014/COCO_val2014_000000000102.jpg", size=(64, 48))
     gallery = Gallery(split, tmp_path / "photos")
-    assert gallery.picture(0) is None and "photos/102: not there" in gallery.notes[0]
+    assert gallery.pixels_of(0) is None and "photos/102: not there" in gallery.notes[0]
     (tmp_path / "coco/test_names.txt").write_text(f"{file.name}\n")
     for folder in (file.parent, file.parents[1]):  # the folder itself, or the one around it
         gallery = Gallery(split, folder)
-        assert gallery.picture(0).shape == (48, 64, 3) and gallery.size(0) == (64, 48) and not gallery.notes
+        assert gallery.pixels_of(0).shape == (48, 64, 3) and gallery.size(0) == (64, 48) and not gallery.notes
     assert gallery.name(0) == "102"  # by which --image asks for it
     (tmp_path / "coco/test_names.txt").write_text("a.jpg\nb.jpg\n")
     with pytest.raises(ItmError, match=r"test_names\.txt: found 2 names, expected 1, one an image"):
@@ -746,8 +746,8 @@ def test_a_model_without_attention_shows_matches_only(
     model = MeanPool(len(toy_vocabulary), toy_pairs.split.feature_dim, 8)
     save_model(tmp_path / "best.safetensors", model, toy_pairs.identity())
     opened = searching.open_run(tmp_path / "best.safetensors", str(toy_root), "dev")
-    found = searching.find_pictures(opened, "a red cube", 3)
-    assert look_of(opened, 0, found.texts, 0, "a red cube") is None
+    found = searching.find_images(opened, "a red cube", 3)
+    assert word_attention(opened, 0, found.texts, 0, "a red cube") is None
     call = ("search", "a red cube", "--data", toy_root, "--model", tmp_path, "--out", tmp_path / "sheet.png")
     assert "MeanPool has no word that looks at regions" in itm(*call).stdout
 
@@ -772,9 +772,9 @@ def test_a_run_in_two_stages_ranks_with_the_sum_of_both(
     opened = searching.open_run(run, str(toy_root), "test")
     texts = WordCaptions(opened.split, toy_vocabulary)
     scores = score_split(model, opened.split, texts)
-    found = searching.find_pictures(opened, opened.split.captions[17], 12)
+    found = searching.find_images(opened, opened.split.captions[17], 12)
     assert np.allclose(found.scores, scores.t2i[found.numbers, 17], atol=1e-6)
-    assert look_of(opened, 0, texts, 17, opened.split.captions[17]) is not None
+    assert word_attention(opened, 0, texts, 17, opened.split.captions[17]) is not None
     call = ("search", "a red cube", "--data", toy_root, "--out", tmp_path / "sheet.png", "--model")
     assert f"stage two of DCPA alone; give {run} for the sum" in itm(*call, run / "inter").stdout
     (first / "best.safetensors").unlink()
@@ -802,10 +802,12 @@ def test_every_matcher_says_where_its_words_look_or_has_none(any_pairs: PairData
             continue
         model = small(matcher, 1 + int(texts.ids.max()), split.feature_dim)
         opened = searching.Opened(model, split, Path("best.safetensors"), {}, split.root)
-        if (look := look_of(opened, 3, texts, 17, sentence)) is not None:
+        if (attention := word_attention(opened, 3, texts, 17, sentence)) is not None:
             looking.add(matcher.__name__)
-            assert " ".join(look.words) == sentence.removesuffix(".")
-            assert look.weights.shape == (len(look.words), 6) and np.allclose(look.weights.sum(axis=1), 1, atol=1e-5)
+            assert " ".join(attention.words) == sentence.removesuffix(".")
+            assert attention.weights.shape == (len(attention.words), 6) and np.allclose(
+                attention.weights.sum(axis=1), 1, atol=1e-5
+            )
     assert {"SCAN", "BFAN", "PFAN", "SGRAF", "MMCA", "DCPA"} <= looking and "MeanPool" not in looking
 
 
@@ -814,7 +816,7 @@ def test_words_of_the_vocabulary_of_another_folder(folder: Path, run: Path, toy_
         width = 24
 
         def __call__(self, pixels: np.ndarray) -> np.ndarray:
-            return np.tile(self.look(pixels), 8)
+            return np.tile(self.attention(pixels), 8)
 
     make(folder, network=Wide())
     call = ("search", "a red cube", "--data", folder / "out", "--model", run, "--out", tmp_path / "sheet.png")

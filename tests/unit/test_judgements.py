@@ -17,11 +17,11 @@ from itm_lab.evidence.judgements import (
     audit,
     audit_runs,
     called_right,
+    negative_pairs,
     numbering,
     own_pairs,
     read_judgements,
     wilson,
-    wrong_pairs,
 )
 from itm_lab.publish.judgements_page import RESULT, judgements_fragment
 from itm_utils.data.precomp import PrecompSplit, open_split
@@ -64,7 +64,7 @@ def test_each_definition_reads_its_file(split: PrecompSplit) -> None:
     assert right["crowd"] == {(4, 5)}  # two of four is no majority, and z.jpg is of another split
     assert right["either"] == right["expert"] | right["crowd"]
     assert found["either"].judged.sum() == 6
-    counted = wrong_pairs(found["expert"], split.owner)  # the own pair of a.jpg is not among them
+    counted = negative_pairs(found["expert"], split.owner)  # the own pair of a.jpg is not among them
     assert (counted["right"], counted["of"]) == (2, 3)
     counted = called_right(found["expert"], own_pairs(found["expert"], split.owner))  # but here it is alone
     assert (counted["right"], counted["of"]) == (1, 1)
@@ -121,15 +121,15 @@ def slow_query(scored: dict[int, float], own: set[int], judged: set[int], right:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("k", [1, 5])
 def test_the_audit_agrees_with_loops(seed: int, k: int) -> None:
-    scores, owner, said = random_case(seed)
-    captions = [c for c in range(len(owner)) if said.judged[:, c].any()]
+    scores, owner, grade = random_case(seed)
+    captions = [c for c in range(len(owner)) if grade.judged[:, c].any()]
     loops = {
         "i2t": [
             slow_query(
                 {c: float(scores.i2t[i, c]) for c in captions},
                 {c for c in captions if owner[c] == i},
-                {c for c in captions if said.judged[i, c]},
-                {c for c in captions if said.right[i, c]},
+                {c for c in captions if grade.judged[i, c]},
+                {c for c in captions if grade.right[i, c]},
                 k,
             )
             for i in range(IMAGES)
@@ -138,14 +138,14 @@ def test_the_audit_agrees_with_loops(seed: int, k: int) -> None:
             slow_query(
                 {i: float(scores.t2i[i, c]) for i in range(IMAGES)},
                 {int(owner[c])},
-                {i for i in range(IMAGES) if said.judged[i, c]},
-                {i for i in range(IMAGES) if said.right[i, c]},
+                {i for i in range(IMAGES) if grade.judged[i, c]},
+                {i for i in range(IMAGES) if grade.right[i, c]},
                 k,
             )
             for c in captions
         ],
     }
-    found = audit(scores, owner, said, np.array(captions))
+    found = audit(scores, owner, grade, np.array(captions))
     for way, queries in loops.items():
         errors, judged, right, split, least, most = map(sum, zip(*queries, strict=True))
         told, recall = found[way]["errors"][str(k)], found[way]["recall"][str(k)]
@@ -156,25 +156,25 @@ def test_the_audit_agrees_with_loops(seed: int, k: int) -> None:
 
 
 def test_the_hardest_wrong_pair_is_of_rank_one() -> None:
-    scores, owner, said = random_case(0)
-    found = audit(scores, owner, said, np.arange(2, 5 * IMAGES, 5))
+    scores, owner, grade = random_case(0)
+    found = audit(scores, owner, grade, np.arange(2, 5 * IMAGES, 5))
     for bands in (found["i2t"]["by_rank"], found["t2i"]["by_rank"]):
         assert bands[0]["first"] == bands[0]["last"] == 1 and bands[0]["pairs"] == IMAGES
         assert sum(band["pairs"] for band in bands) == IMAGES * (IMAGES - 1)
-    own = said.judged & (owner[None] == np.arange(IMAGES)[:, None])
-    assert sum(band["of"] for band in found["i2t"]["by_rank"]) == said.judged.sum() - own.sum()
+    own = grade.judged & (owner[None] == np.arange(IMAGES)[:, None])
+    assert sum(band["of"] for band in found["i2t"]["by_rank"]) == grade.judged.sum() - own.sum()
 
 
 def test_scores_of_another_split_are_refused() -> None:
-    scores, owner, said = random_case(0)
+    scores, owner, grade = random_case(0)
     with pytest.raises(ItmError, match=r"shape \(11, 60\), expected \(12, 60\)"):
-        audit(Scores.same(scores.i2t[:11]), owner, said, np.arange(5))
+        audit(Scores.same(scores.i2t[:11]), owner, grade, np.arange(5))
 
 
 def test_the_true_caption_number_tells_best(split: PrecompSplit) -> None:
-    _, _, said = random_case(3)
-    noise = np.random.default_rng(0).normal(size=said.right.shape)
-    by_number = numbering(Scores.same(torch.from_numpy(said.right + 0.5 * noise)), split, said)
+    _, _, grade = random_case(3)
+    noise = np.random.default_rng(0).normal(size=grade.right.shape)
+    by_number = numbering(Scores.same(torch.from_numpy(grade.right + 0.5 * noise)), split, grade)
     assert max(by_number, key=by_number.get) == "2" and len(by_number) == 5
     assert by_number["2"] > 0.8
 
@@ -202,8 +202,8 @@ def test_wilson_wants_cases() -> None:
 
 def test_the_page_shows_what_was_counted(split: PrecompSplit) -> None:
     assert "benchmarks/judgements.py" in judgements_fragment(split.root)  # no audit yet: how to make one
-    said = [("0 0 3", "1 3 0")[(i + j) % 2] for i in range(6) for j in range(6)]
-    lines = [f"{name(k // 6)} {name(k % 6)}#2 {answer}" for k, answer in enumerate(said)]
+    grade = [("0 0 3", "1 3 0")[(i + j) % 2] for i in range(6) for j in range(6)]
+    lines = [f"{name(k // 6)} {name(k % 6)}#2 {answer}" for k, answer in enumerate(grade)]
     write(split.root, ["b.jpg a.jpg#2 3 3 4"], lines)
     scores, _, _ = random_case(7)
     found = audit_runs(split, split.root, {"SCAN | one": scores})

@@ -36,7 +36,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class ImageFile:
     """pixels: (h, w, 3) uint8, upright. size: width and height of the whole image, upright. notes: what was changed."""
 
     pixels: np.ndarray
@@ -51,7 +51,7 @@ def formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def read_picture(path: Path, side: int, squash: bool = False) -> Picture:
+def read_image(path: Path, side: int, squash: bool = False) -> ImageFile:
     """Read an image small. side: of the square it is squashed to, or its longest side, in pixels.
 
     Only as much is decoded as that asks for: a JPEG of 50 megapixels costs a few.
@@ -76,7 +76,7 @@ def read_picture(path: Path, side: int, squash: bool = False) -> Picture:
         raise UnreadableError(f"damaged ({_first_line(error)})") from None
 
 
-def _read(image: Image.Image, side: int, squash: bool) -> Picture:
+def _read(image: Image.Image, side: int, squash: bool) -> ImageFile:
     """From an opened file to pixels."""
     (width, height), notes = image.size, []
     frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # an MPO is one photograph and its extras
@@ -99,7 +99,7 @@ def _read(image: Image.Image, side: int, squash: bool) -> Picture:
     if turn in UPRIGHT:
         small = small.transpose(UPRIGHT[turn])  # after shrinking: the image is small by now
     size = (height, width) if turn in ON_ITS_SIDE else (width, height)
-    return Picture(np.array(small), size, tuple(notes))
+    return ImageFile(np.array(small), size, tuple(notes))
 
 
 def _orientation(image: Image.Image) -> tuple[int, list[str]]:
