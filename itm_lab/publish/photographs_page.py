@@ -111,7 +111,7 @@ def both_ways(recalls: Mapping[str, float]) -> list[str]:
 
 def text_of(parameters: Mapping[str, Any]) -> str:
     """What reads the captions: words and a GRU that learn, or a frozen encoder."""
-    frozen = "text_encoder" in parameters and parameters.get("reader") != "gru"
+    frozen = "text_encoder" in parameters and parameters.get("text_backbone") != "gru"
     return Path(parameters["text_encoder"]).name if frozen else "words"
 
 

@@ -476,4 +476,5 @@ def test_every_matcher_with_words_that_look_can_be_measured(any_pairs, toy_vocab
 
 def matcher_or_none(matcher: type[Matcher], vocabulary_size: int, image_dim: int) -> Matcher | None:
     """None for classes that are parts of a model."""
-    return small(matcher, vocabulary_size, image_dim) if "PUBLIC_NAMES" in vars(matcher) else None
+    whole = "PUBLIC_NAMES" in vars(matcher) or matcher.__name__ == "DCPA"
+    return small(matcher, vocabulary_size, image_dim) if whole else None

@@ -32,7 +32,7 @@ def test_arms_are_sorted_among_them_the_yardstick(tmp_path: Path) -> None:
         ("02_scan", "SCAN t2i AVG", "flickr8k"): runs(240.0, 252.0, 246.0),
         ("02_scan", "SCAN t2i AVG", "scenes"): runs(500.0),
         ("06_saem", "SAEM", "flickr8k"): runs(300.0, text_encoder="data/minilm"),
-        ("09_dcpa", "DCPA GRU", "flickr8k"): runs(200.0, text_encoder="data/minilm", reader="gru"),
+        ("09_dcpa", "DCPA GRU", "flickr8k"): runs(200.0, text_encoder="data/minilm", text_backbone="gru"),
     }
     ledger = SimpleNamespace(root=tmp_path, receipts=found)
     assert [row[0] for row in rows_of(list(recalls(ledger)))] == ["SAEM", "SCAN t2i AVG", "DCPA GRU"]
