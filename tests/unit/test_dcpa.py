@@ -47,7 +47,7 @@ from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, Scores, TextBatch, Texts
 from itm_utils.metrics.retrieval import ensemble, evaluate
 from itm_utils.models.dcpa import DCPA, InterPAM, WordStates, build, decode_all_pairs, decode_pairs, stages_of, top_mean
-from itm_utils.models.mmca import KEPT, HardNegativeTripletLoss, pick_hardest
+from itm_utils.models.mmca import GRAPH_FACTOR, HardNegativeTripletLoss, select_hardest
 from itm_utils.models.vsepp import HingeTriplet, hinge_loss
 from itm_utils.scoring import encode_split, score_all, score_split
 from itm_utils.training.checkpoints import load_model, save_model
@@ -591,14 +591,14 @@ def test_the_two_ways_stay_apart_through_blocks_metrics_and_ensembles() -> None:
 @pytest.mark.parametrize("hardest", [True, False])
 @pytest.mark.parametrize("at_a_time", [1000, 5])
 def test_picked_pairs_have_the_loss_and_slopes_of_all(stage: str, hardest: bool, at_a_time: int) -> None:
-    """PickedTriplet, in one piece and in many, against the hinges of all pairs."""
+    """HardNegativeTripletLoss, in one piece and in many, against the hinges of all pairs."""
     whole, batch = model(), six_pairs()
     matcher = whole if stage == "both" else getattr(whole, stage)
     matcher.train()
     images, texts = encode(matcher, batch.images, batch.texts)
     expected = hinge_loss(matcher.score(images, texts), 0.4, hardest)
     slopes = gradients(matcher, expected)
-    budget = at_a_time * KEPT * matcher.bytes_per_pair(images, texts)
+    budget = at_a_time * GRAPH_FACTOR * matcher.bytes_per_pair(images, texts)
     loss, _ = HardNegativeTripletLoss(0.4, hardest=hardest, negatives=0, budget=budget)(matcher, batch)
     torch.testing.assert_close(loss, expected, **EXACT)
     ours = gradients(matcher, loss)
@@ -611,7 +611,7 @@ def test_the_hardest_are_picked_each_way_by_its_own_score() -> None:
     matcher, batch = model().inter, six_pairs()
     sides = encode(matcher, batch.images, batch.texts)
     i2t, t2i = (v.masked_fill(torch.eye(6, dtype=torch.bool), -9) for v in as_list(matcher.score(*sides)))
-    captions, pictures = pick_hardest(matcher, *sides, budget=2**20)
+    captions, pictures = select_hardest(matcher, *sides, budget=2**20)
     assert torch.equal(captions[:, 0], i2t.argmax(dim=1)) and torch.equal(pictures[:, 0], t2i.argmax(dim=0))
     assert (t2i.argmax(dim=1) != i2t.argmax(dim=1)).any() and (t2i.argmax(dim=0) != i2t.argmax(dim=0)).any()
 
@@ -926,7 +926,7 @@ def test_scoring_a_block_needs_what_is_stated(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_a_graph_remembers_of_a_pair_is_as_stated(shape: tuple[int, ...]) -> None:
-    """Bytes that are kept for the slopes of 20 given pairs, against KEPT times the model's own estimate."""
+    """Bytes that are kept for the slopes of 20 given pairs, against GRAPH_FACTOR times the model's own estimate."""
     matcher, *sides = wide_sides(*shape, pairs=20)
     kept = {}
 
@@ -939,5 +939,5 @@ def test_what_a_graph_remembers_of_a_pair_is_as_stated(shape: tuple[int, ...]) -
         scores = matcher.score_pairs(*sides)
     weights = {p.untyped_storage().data_ptr() for p in matcher.parameters()}
     total = sum(size for place, size in kept.items() if place not in weights)
-    stated = KEPT * 20 * matcher.bytes_per_pair(*sides)
+    stated = GRAPH_FACTOR * 20 * matcher.bytes_per_pair(*sides)
     assert scores.i2t.requires_grad and stated / 6 < total < 2 * stated
