@@ -57,7 +57,7 @@ from itm_utils.models.dcpa import (
     stages,
     topk_mean,
 )
-from itm_utils.models.mmca import KEPT, HardNegativeTripletLoss, pick_hardest
+from itm_utils.models.mmca import GRAPH_FACTOR, HardNegativeTripletLoss, select_hardest
 from itm_utils.models.vsepp import HingeTriplet, hinge_loss
 from itm_utils.scoring import encode_split, score_all, score_split
 from itm_utils.training import TrainConfig
@@ -613,7 +613,7 @@ def test_selected_pairs_have_the_loss_and_gradients_of_all(stage: str, hardest: 
     images, texts = encode(matcher, batch.images, batch.texts)
     expected = hinge_loss(matcher.score(images, texts), 0.4, hardest)
     all_pairs = gradients(matcher, expected)
-    budget = at_a_time * KEPT * matcher.bytes_per_pair(images, texts)
+    budget = at_a_time * GRAPH_FACTOR * matcher.bytes_per_pair(images, texts)
     loss, _ = HardNegativeTripletLoss(0.4, hardest=hardest, negatives=0, budget=budget)(matcher, batch)
     torch.testing.assert_close(loss, expected, **EXACT)
     ours = gradients(matcher, loss)
@@ -626,7 +626,7 @@ def test_the_hardest_are_selected_by_the_score_of_their_direction() -> None:
     matcher, batch = model().inter, six_pairs()
     sides = encode(matcher, batch.images, batch.texts)
     i2t, t2i = (v.masked_fill(torch.eye(6, dtype=torch.bool), -9) for v in as_list(matcher.score(*sides)))
-    captions, picked_images = pick_hardest(matcher, *sides, budget=2**20)
+    captions, picked_images = select_hardest(matcher, *sides, budget=2**20)
     assert torch.equal(captions[:, 0], i2t.argmax(dim=1)) and torch.equal(picked_images[:, 0], t2i.argmax(dim=0))
     assert (t2i.argmax(dim=1) != i2t.argmax(dim=1)).any() and (t2i.argmax(dim=0) != i2t.argmax(dim=0)).any()
 
@@ -951,7 +951,7 @@ def test_scoring_a_block_needs_what_is_stated(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_a_graph_remembers_of_a_pair_is_as_stated(shape: tuple[int, ...]) -> None:
-    """Bytes that are kept for the gradients of 20 given pairs, against KEPT times the model's own estimate."""
+    """Bytes that are kept for the gradients of 20 given pairs, against GRAPH_FACTOR times the model's own estimate."""
     matcher, *sides = wide_sides(*shape, pairs=20)
     kept = {}
 
@@ -964,5 +964,5 @@ def test_what_a_graph_remembers_of_a_pair_is_as_stated(shape: tuple[int, ...]) -
         scores = matcher.score_pairs(*sides)
     weights = {p.untyped_storage().data_ptr() for p in matcher.parameters()}
     total = sum(size for place, size in kept.items() if place not in weights)
-    stated = KEPT * 20 * matcher.bytes_per_pair(*sides)
+    stated = GRAPH_FACTOR * 20 * matcher.bytes_per_pair(*sides)
     assert scores.i2t.requires_grad and stated / 6 < total < 2 * stated
