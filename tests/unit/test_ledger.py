@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from itm_lab.cli import app
-from itm_lab.evidence.ledger import TABLES, WORDS, Ledger
+from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger
 from itm_lab.evidence.verdicts import pearson_interval
 from itm_lab.publish.ledger_pages import OTHERS, arm_of, escape, page
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, write_receipt
@@ -503,11 +503,11 @@ def itm(*arguments: str | Path) -> tuple[int, str]:
 def test_command_lists_and_exports(project: Path) -> None:
     code, text = itm("ledger")
     assert code == 0 and "62 claims: 61 not run, 1 partly" in text
-    assert all(re.search(rf"^{name} +(?:{'|'.join(WORDS)}) ", text, re.MULTILINE) for name in Ledger(project).claims)
+    assert all(re.search(rf"^{name} +(?:{'|'.join(VERDICTS)}) ", text, re.MULTILINE) for name in Ledger(project).claims)
     entries = json.loads(itm("ledger", "--json")[1])
     assert [entry["id"] for entry in entries] == list(Ledger(project).claims)
     assert all({"id", "claim", "verdict", "dataset", "rule", "receipts"} <= set(entry) for entry in entries)
-    assert {entry["verdict"] for entry in entries} <= set(WORDS)
+    assert {entry["verdict"] for entry in entries} <= set(VERDICTS)
     put(project, WARM, (300,) * 5)
     put(project, ALL, (280, 281, 279, 280, 281))
     entry = json.loads(itm("ledger", "--foundations", "--json")[1])[0]
