@@ -143,7 +143,7 @@ class TextBatch(TensorBatch):
 class PairBatch(TensorBatch):
     """One training batch: image b matches caption b.
 
-    Equal ``images.ids`` mean that the same picture stands twice in the batch.
+    Equal ``images.ids`` mean that the same image stands twice in the batch.
     offline: hard negatives from lists that were mined beforehand, or None.
     """
 
@@ -159,8 +159,8 @@ class PairBatch(TensorBatch):
 class OfflineNegatives(TensorBatch):
     """Offline negatives of a batch, one of each kind for every pair: row b belongs to pair b.
 
-    first: a wrong image for the caption, beside a wrong caption for the image.
-    second: the true image of that wrong caption, beside a true caption of that wrong image.
+    first: a negative image for the caption, beside a negative caption for the image.
+    second: the true image of that negative caption, beside a true caption of that negative image.
     """
 
     first: PairBatch

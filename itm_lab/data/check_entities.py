@@ -1,4 +1,4 @@
-"""``itm data check entities``: Flickr30K Entities against the pictures of the Flickr30K folder."""
+"""``itm data check entities``: Flickr30K Entities against the images of the Flickr30K folder."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def check_entities(data_root: Path) -> tuple[list[CheckResult], str, bool]:
 
 
 def _count(folder: Path, kind: str, pictures: set[str]) -> CheckResult:
-    """How many pictures have a file of one kind."""
+    """How many images have a file of one kind."""
     if not pictures:
         there = "an empty folder" if (folder / kind).is_dir() else "no such folder"
-        advice = f"text; {ENTITIES_PAGE}, unpacked so that {folder / kind} holds a file a picture."
+        advice = f"text; {ENTITIES_PAGE}, unpacked so that {folder / kind} holds a file an image."
         return CheckResult(kind, MISSING, there, advice)
     of_all = f" of {ENTITIES_PICTURES:,}" if len(pictures) != ENTITIES_PICTURES else ""
-    return CheckResult(kind, OK, f"{len(pictures):,}{of_all} pictures")
+    return CheckResult(kind, OK, f"{len(pictures):,}{of_all} images")
 
 
 def _against_splits(root: Path, folder: Path, pictures: dict[str, set[str]]) -> list[CheckResult]:
@@ -56,17 +56,15 @@ def _against_splits(root: Path, folder: Path, pictures: dict[str, set[str]]) -> 
 
 
 def _against_split(split: PrecompSplit, folder: Path, pictures: dict[str, set[str]]) -> list[CheckResult]:
-    """Files for every picture, then every file through the reader that the chapters use."""
+    """Files for every image, then every file through the reader that the chapters use."""
     if split.ids is None:
         advice = f"`itm data ids {split.root} {split.name} --karpathy FILE`, with Karpathy's JSON of {KARPATHY_PAGE}."
-        return [CheckResult(f"{split.name}_ids.txt", MISSING, "no file names of the pictures", advice)]
+        return [CheckResult(f"{split.name}_ids.txt", MISSING, "no file names of the images", advice)]
     wanted = [Path(name).stem for name in split.ids]
     missing = {kind: [name for name in wanted if name not in there] for kind, there in pictures.items()}
     if all(len(names) == len(wanted) for names in missing.values()):
         advice = f"`itm data ids {split.root} {split.name} --karpathy FILE --set-aside` writes file names."
-        return [
-            CheckResult(f"{split.name}_ids.txt", DAMAGED, f"not one picture of Entities (first {wanted[0]})", advice)
-        ]
+        return [CheckResult(f"{split.name}_ids.txt", DAMAGED, f"not one image of Entities (first {wanted[0]})", advice)]
     gone = [
         CheckResult(
             f"{split.name}, {kind}",
@@ -88,7 +86,7 @@ def _against_split(split: PrecompSplit, folder: Path, pictures: dict[str, set[st
 
 
 def _described(split: PrecompSplit, grounding: Grounding) -> list[CheckResult]:
-    """Phrases and boxes, and pictures without any."""
+    """Phrases and boxes, and images without any."""
     boxed = [any(len(phrase.boxes) for phrase in phrases) for phrases in grounding.phrases]
     phrases = sum(map(len, grounding.phrases))
     with_box = sum(bool(len(phrase.boxes)) for of_one in grounding.phrases for phrase in of_one)
@@ -108,14 +106,14 @@ def _described(split: PrecompSplit, grounding: Grounding) -> list[CheckResult]:
 
 
 def _left_out(split: PrecompSplit, grounding: Grounding, folder: Path) -> Iterator[CheckResult]:
-    """What the reader counted; of boxes that leave their picture also where the first one is."""
+    """What the reader counted; of boxes that leave their image also where the first one is."""
     for reason, number in grounding.skipped.items():
         first = f", first in {_first_beyond(split, folder)}" if reason == BEYOND else ""
         yield CheckResult(split.name, NOTE, f"{number:,} {reason}{first}")
 
 
 def _first_beyond(split: PrecompSplit, folder: Path) -> str:
-    """The first picture with such a box. Counts do not say it, so the files are read again, up to that one."""
+    """The first image with such a box. Counts do not say it, so the files are read again, up to that one."""
     for name in split.ids:
         odd: Counter[str] = Counter()
         read_boxes(folder / "Annotations" / f"{Path(name).stem}.xml", None, odd)

@@ -1,4 +1,4 @@
-"""The page on photographs: every arm on Flickr8k with its recalls, the yardstick, and two worlds' verdicts side by side."""
+"""The page on photographs: every variant on Flickr8k with its recalls, the baseline, and two worlds' verdicts side by side."""
 
 from __future__ import annotations
 

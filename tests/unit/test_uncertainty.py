@@ -157,7 +157,7 @@ def test_the_page_is_computed_from_the_tables() -> None:
     assert text.count("<circle") == len(gaps)
     assert text.count('fill="none"') == inside
     assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{40,}"', text)
-    assert "No arm has receipts" in text
+    assert "No variant has receipts" in text
 
 
 def test_the_page_shows_both_intervals_of_our_runs(tmp_path: Path) -> None:
