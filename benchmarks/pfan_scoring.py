@@ -37,7 +37,9 @@ def published(direction: str) -> dict[str, object]:
 @torch.inference_mode()
 def measure(direction: str, images: Images, texts: Texts, loop_captions: int, rounds: int) -> dict[str, float | None]:
     """Seconds of the kernel on all captions and of the loop on some, best of rounds; largest difference; peak memory."""
-    model = PFAN(vocabulary_size=4, image_dim=4, width=WIDTH, word_dim=4, position="none", **published(direction)).eval()
+    model = PFAN(
+        vocabulary_size=4, image_dim=4, width=WIDTH, word_dim=4, position="none", **published(direction)
+    ).eval()
     chosen = some_of(texts, loop_captions)
     part = texts[chosen]
     kept: dict[str, Tensor] = {}
