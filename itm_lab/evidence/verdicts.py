@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, correlation, fmean
+from statistics import fmean
 from typing import Any
+
+from scipy import stats
 
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.records.rules import Comparison, _expected, listed, metrics_of
@@ -56,9 +58,9 @@ def word_for(findings: Sequence[Finding]) -> str:
 
 
 def pearson_interval(x: Sequence[float], y: Sequence[float], level: float = 0.95, taken: int = 0) -> Interval:
-    """Pearson's r with Fisher's interval. taken: degrees of freedom that were used up before, as by taking means away."""
-    r = correlation(x, y)
-    half = NormalDist().inv_cdf((1 + level) / 2) / math.sqrt(len(x) - taken - 3)
+    """Pearson's r with Fisher's interval. taken: degrees of freedom that were used up before, as by centring."""
+    r = float(stats.pearsonr(x, y).statistic)
+    half = float(stats.norm.interval(level)[1]) / math.sqrt(len(x) - taken - 3)  # scipy's own knows no ``taken``
     z = math.atanh(max(-0.999999, min(0.999999, r)))
     return Interval(r, math.tanh(z - half), math.tanh(z + half))
 

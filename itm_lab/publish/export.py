@@ -27,6 +27,14 @@ QUIET_CALLS = {"frozenset", "tuple", "dict", "set", "float", "range", "field", "
 
 
 @dataclass
+class ClassPlace:
+    """A class in the module: the cell it stands in, and the names defined in its body."""
+
+    cell: int
+    names: set[str]
+
+
+@dataclass
 class Module:
     """What one notebook exports, collected cell by cell."""
 
@@ -34,7 +42,8 @@ class Module:
     docstring: str = ""
     plain: set[str] = field(default_factory=set)  # import x [as y]
     named: dict[str, set[str]] = field(default_factory=dict)  # from x import ...
-    cells: list[str] = field(default_factory=list)
+    cells: list[list[str]] = field(default_factory=list)  # lines of each cell
+    classes: dict[str, ClassPlace] = field(default_factory=dict)  # where later cells may add methods
     names: dict[str, tuple[str, str]] = field(default_factory=dict)  # top-level name -> (cell, its import)
 
     def add(self, cell: NotebookNode) -> None:
@@ -45,7 +54,9 @@ class Module:
             statements = ast.parse(code).body
         except SyntaxError as error:
             raise input_error(where, f"a syntax error ({error.msg})", "plain Python in exported cells") from None
+        lines_of_code = code.splitlines()
         moved: set[int] = set()  # numbers of the lines that do not stay in their place
+        defined: list[ast.ClassDef] = []
         last_line = 0
         for statement in statements:
             lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
@@ -53,16 +64,40 @@ class Module:
                 raise input_error(where, f"`{shown(statement)}` behind a semicolon", "one statement a line")
             last_line = lines[-1]
             if isinstance(statement, ast.Import | ast.ImportFrom):
-                self.add_import(where, statement)
+                if not is_teaching(statement):
+                    self.add_import(where, statement)
                 moved.update(lines)
             elif is_string(statement) and not (self.docstring or self.names):
-                self.docstring = "\n".join(code.splitlines()[lines[0] - 1 : lines[-1]])
+                self.docstring = "\n".join(lines_of_code[lines[0] - 1 : lines[-1]])
                 moved.update(lines)
+            elif isinstance(statement, ast.FunctionDef) and (owner := owner_of(statement)):
+                start = statement.decorator_list[0].lineno
+                self.fold(where, owner, statement, lines_of_code)
+                moved.update(range(start, lines[-1] + 1))
             else:
                 self.define(defined_name(where, statement), where)
-        kept = [line for number, line in enumerate(code.splitlines(), start=1) if number not in moved]
+                defined += [statement] if isinstance(statement, ast.ClassDef) else []
+        kept = [line for number, line in enumerate(lines_of_code, start=1) if number not in moved]
         if body := "\n".join(kept).strip():
-            self.cells.append(f"# cell {cell.get('id')}\n{body}\n")
+            for statement in defined:
+                names = {ast_name for part in statement.body for ast_name in names_in(part)}
+                self.classes[statement.name] = ClassPlace(len(self.cells), names)
+            self.cells.append([f"# cell {cell.get('id')}", *body.split("\n")])
+
+    def fold(self, where: str, owner: str, method: ast.FunctionDef, lines: list[str]) -> None:
+        """Move a method that a later cell adds with ``@add_to(Owner)`` into the class itself."""
+        if owner not in self.classes:
+            raise input_error(where, f"a method of {owner}", "a class that an earlier exported cell defines")
+        place = self.classes[owner]
+        if method.name in place.names:
+            raise input_error(where, f"a second {owner}.{method.name}", "one definition of each method")
+        place.names.add(method.name)
+        decorators = [f"    {lines[d.lineno - 1]}" for d in method.decorator_list[1:]]
+        body = [f"    {line}" if line else line for line in lines[method.lineno - 1 : method.end_lineno]]
+        cell = self.cells[place.cell]
+        tree = ast.parse("\n".join(cell))
+        end = next(part.end_lineno for part in tree.body if isinstance(part, ast.ClassDef) and part.name == owner)
+        cell[end:end] = ["", *decorators, *body]
 
     def add_import(self, where: str, statement: ast.Import | ast.ImportFrom) -> None:
         """Take an import in once, however many cells repeat it."""
@@ -92,7 +127,32 @@ class Module:
         header = f"{GENERATED}{self.source} by `itm export`: edit the notebook, not this file.\n"
         docstring = self.docstring or f'"""What {self.source} exports."""'
         imports = "".join(f"\n{group}" for group in import_groups(self.plain, self.named))
-        return f"{header}\n{docstring}\n{imports}" + "".join(f"\n\n{cell}" for cell in self.cells)
+        return f"{header}\n{docstring}\n{imports}" + "".join("\n\n" + "\n".join(cell) + "\n" for cell in self.cells)
+
+
+def owner_of(statement: ast.FunctionDef) -> str:
+    """The class that ``@add_to(Class)`` names, if the function has this decorator; it comes first."""
+    match statement.decorator_list:
+        case [ast.Call(func=ast.Name(id="add_to"), args=[ast.Name(id=owner)], keywords=[]), *_]:
+            return owner
+    return ""
+
+
+def is_teaching(statement: ast.Import | ast.ImportFrom) -> bool:
+    """Whether an import is there for the cells alone: the module has whole classes."""
+    return isinstance(statement, ast.ImportFrom) and statement.module == "itm_utils.teaching"
+
+
+def names_in(statement: ast.stmt) -> set[str]:
+    """What a statement in the body of a class defines."""
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Assign(targets=targets):
+            return {ast.unparse(target) for target in targets}
+        case ast.AnnAssign(target=target):
+            return {ast.unparse(target)}
+    return set()
 
 
 def shown(statement: ast.stmt) -> str:

@@ -14,6 +14,7 @@ from tiny_book import ROOT, code, tiny_book
 from itm_lab.notebook_io import read_notebook, write_notebook
 from itm_lab.publish.export import export, render_all, stale_modules
 from itm_utils.errors import ItmError
+from itm_utils.teaching import add_to
 
 
 @pytest.fixture
@@ -177,3 +178,79 @@ def test_every_module_imports_without_data_gpu_or_network(path: Path, tmp_path: 
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "ITM_CACHE": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
     assert not list(tmp_path.iterdir())
+
+
+GROWING = """\
+#| export
+class Counter:
+    \"\"\"Count.\"\"\"
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def up(self) -> int:
+        self.count += 1
+        return self.count
+"""
+ADDED = """\
+#| export
+from itm_utils.teaching import add_to
+
+
+@add_to(Counter)
+def twice(self) -> int:
+    self.up()
+
+    return self.up()
+
+
+@add_to(Counter)
+@property
+def doubled(self) -> int:
+    return 2 * self.count
+"""
+
+
+def test_methods_of_later_cells_are_folded_into_their_class(project: Path) -> None:
+    add_cells(project, GROWING, "#| export\nTHREE = 3", ADDED)
+    export(project)
+    text = (project / "itm_utils/models/tiny.py").read_text()
+    assert "add_to" not in text and "teaching" not in text
+    assert text.index("def twice") < text.index("THREE = 3")
+    scope: dict = {}
+    exec(text, scope)
+    counter = scope["Counter"]()
+    assert (counter.twice(), counter.doubled) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ([GROWING, "#| export\n@add_to(Counter)\ndef up(self) -> int:\n    return 0"], "a second Counter.up"),
+        ([GROWING, ADDED, ADDED], "a second Counter.twice"),
+        (["#| export\n@add_to(Nobody)\ndef up(self) -> int:\n    return 0"], "a method of Nobody"),
+    ],
+)
+def test_a_method_is_defined_once_and_of_a_known_class(project: Path, sources: list[str], message: str) -> None:
+    add_cells(project, *sources)
+    with pytest.raises(ItmError, match=message):
+        export(project)
+
+
+def test_in_a_notebook_a_method_joins_its_class_and_never_replaces_one() -> None:
+    class Counter:
+        def up(self) -> int:
+            return 1
+
+    for _ in range(2):  # a cell may be run again
+
+        @add_to(Counter)
+        def down(self) -> int:
+            return -1
+
+    assert Counter().down() == -1
+    with pytest.raises(ItmError, match=r"Counter\.up: found a second definition"):
+
+        @add_to(Counter)
+        def up(self) -> int:
+            return 2
