@@ -285,4 +285,4 @@ def stages(parameters: Mapping[str, Any], model: SAEM) -> list[Stage]:
     objective = HingeTriplet(
         parameters["margin"], warmup_epochs=parameters["warmup_epochs"]
     )
-    return [Stage("", model, objective, train_config(parameters))]
+    return [Stage("train", model, objective, train_config(parameters))]

@@ -325,7 +325,7 @@ def stages(parameters: Mapping[str, Any], model: VSRN) -> list[Stage]:
     objective = HingeTriplet(
         parameters["margin"], warmup_epochs=parameters["warmup_epochs"]
     )
-    return [Stage("", model, objective, train_config(parameters))]
+    return [Stage("train", model, objective, train_config(parameters))]
 
 
 # cell write-greedily
