@@ -16,6 +16,10 @@ from torch import Tensor, nn
 
 from itm_utils.errors import ItmError
 
+# Default of fields that not every dataset or model fills. They are declared as tensors, because whoever reads one knows
+# that it is there; where it may be missing, ``is None`` is asked.
+ABSENT: Any = None
+
 
 @dataclass
 class TensorBatch:
@@ -105,8 +109,8 @@ class ImageBatch(TensorBatch):
     regions: Tensor
     mask: Tensor
     ids: Tensor
-    boxes: Tensor | None = None
-    sizes: Tensor | None = None
+    boxes: Tensor = ABSENT
+    sizes: Tensor = ABSENT
 
 
 @dataclass
@@ -123,10 +127,10 @@ class TextBatch(TensorBatch):
 
     lengths: Tensor
     ids: Tensor
-    words: Tensor | None = None
-    features: Tensor | None = None
-    special: Tensor | None = None
-    spans: Tensor | None = None
+    words: Tensor = ABSENT
+    features: Tensor = ABSENT
+    special: Tensor = ABSENT
+    spans: Tensor = ABSENT
 
     @property
     def mask(self) -> Tensor:
@@ -139,13 +143,13 @@ class TextBatch(TensorBatch):
 class PairBatch(TensorBatch):
     """One training batch: image b matches caption b.
 
-    Equal ``images.ids`` mean that the same picture stands twice in the batch.
+    Equal ``images.ids`` mean that the same image stands twice in the batch.
     offline: hard negatives from lists that were mined beforehand, or None.
     """
 
     images: ImageBatch
     texts: TextBatch
-    offline: OfflineNegatives | None = None
+    offline: OfflineNegatives = ABSENT
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -155,8 +159,8 @@ class PairBatch(TensorBatch):
 class OfflineNegatives(TensorBatch):
     """Offline negatives of a batch, one of each kind for every pair: row b belongs to pair b.
 
-    first: a wrong image for the caption, beside a wrong caption for the image.
-    second: the true image of that wrong caption, beside a true caption of that wrong image.
+    first: a negative image for the caption, beside a negative caption for the image.
+    second: the true image of that negative caption, beside a true caption of that negative image.
     """
 
     first: PairBatch
@@ -177,9 +181,9 @@ class Encoded(TensorBatch):
     extra_local: (n, k, …) the same for each region or word; cut to shorter captions together with ``local``.
     """
 
-    local: Tensor | None = None
-    mask: Tensor | None = None
-    pooled: Tensor | None = None
+    local: Tensor = ABSENT
+    mask: Tensor = ABSENT
+    pooled: Tensor = ABSENT
     extra: dict[str, Tensor] = field(default_factory=dict)
     extra_local: dict[str, Tensor] = field(default_factory=dict)
 

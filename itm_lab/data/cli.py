@@ -72,7 +72,7 @@ def ids(
     ] = None,
     set_aside: Annotated[bool, typer.Option("--set-aside", help="Rename an ids file that says otherwise.")] = False,
 ) -> None:
-    """Write which picture each row is, after comparing the captions line by line."""
+    """Write which image each row is, after comparing the captions line by line."""
     from itm_lab.data.disk import counted
     from itm_lab.data.ids import write_ids
     from itm_lab.data.karpathy import read_karpathy
@@ -88,8 +88,8 @@ def convert_tsv(
     files: Annotated[list[Path], typer.Argument(help="TSV files of bottom-up attention.")],
     out: Annotated[Path, typer.Option(help="Dataset folder to write to.")],
     split: Annotated[str, typer.Option(help="train, dev, test or testall; a name of your own without --captions.")],
-    captions: Annotated[Path | None, typer.Option(help="Karpathy's JSON: pictures, their order, captions.")] = None,
-    id_list: Annotated[Path | None, typer.Option("--ids", help="Pictures and their order, one a line.")] = None,
+    captions: Annotated[Path | None, typer.Option(help="Karpathy's JSON: images, their order, captions.")] = None,
+    id_list: Annotated[Path | None, typer.Option("--ids", help="Images and their order, one a line.")] = None,
     most: Most = 0,
     swap_sizes: Annotated[bool, typer.Option("--swap-sizes", help="The files give heights as widths.")] = False,
 ) -> None:
@@ -101,7 +101,7 @@ def convert_tsv(
     from itm_utils.errors import input_error
 
     if captions and id_list:
-        raise input_error("--captions and --ids", "both", "one of them: each says which pictures are wanted")
+        raise input_error("--captions and --ids", "both", "one of them: each says which images are wanted")
     wanted = None
     if captions:
         splits = read_karpathy(captions)

@@ -1,6 +1,6 @@
-"""Which picture is which row: ``<split>_ids.txt`` for a folder that has none, or numbers where names are needed.
+"""Which image is which row: ``<split>_ids.txt`` for a folder that has none, or numbers where names are needed.
 
-The public packages do not say which picture a row is (Flickr30K's ids are numbers of their own), but their captions
+The public packages do not say which image a row is (Flickr30K's ids are numbers of their own), but their captions
 are Karpathy's, in the order of his file. So the captions are compared line by line, and only if all agree are the ids
 written.
 """
@@ -22,7 +22,7 @@ from itm_utils.errors import input_error
 
 @dataclass(frozen=True)
 class Alignment:
-    """How far a way of listing pictures explains a caption file: all lines, or up to ``line`` (from 1)."""
+    """How far a way of listing images explains a caption file: all lines, or up to ``line`` (from 1)."""
 
     pictures: list[Picture]
     line: int | None = None
@@ -31,10 +31,10 @@ class Alignment:
 
 
 def align(captions: list[str], splits: Karpathy, split: str) -> Alignment:
-    """The pictures of a caption file, in order; else how far the best of all ways came.
+    """The images of a caption file, in order; else how far the best of all ways came.
 
-    The ways: in the order of the file, or with the pictures of restval last; with all captions of a picture, or with
-    its first five. The file may end early, after a whole picture: validation sets are often cut.
+    The ways: in the order of the file, or with the images of restval last; with all captions of an image, or with
+    its first five. The file may end early, after a whole image: validation sets are often cut.
     """
     listed = splits.pictures(split)
     orders = [listed]
@@ -52,7 +52,7 @@ def align(captions: list[str], splits: Karpathy, split: str) -> Alignment:
 
 
 def _compare(captions: list[str], pictures: list[Picture], most: int | None) -> Alignment:
-    """Compare line by line; ends with the picture that the last caption belongs to."""
+    """Compare line by line; ends with the image that the last caption belongs to."""
     taken = 0
     for count, picture in enumerate(pictures):
         if taken == len(captions):
@@ -75,7 +75,7 @@ def letters(caption: str) -> str:
 def write_ids(
     folder: str | Path, split: str, splits: Karpathy, names: bool | None = None, set_aside: bool = False
 ) -> tuple[int, list[Path]]:
-    """Write ``<split>_ids.txt`` (and for COCO ``<split>_names.txt``); returns the number of pictures, and the files.
+    """Write ``<split>_ids.txt`` (and for COCO ``<split>_names.txt``); returns the number of images, and the files.
 
     names: True for file names, False for numbers; by default what the book's readers want, names for Flickr
     (Flickr30K Entities) and numbers for COCO (ECCV Caption). set_aside: rename a present file that says otherwise.
@@ -99,17 +99,17 @@ def write_ids(
 
 
 def _repeats(folder: Path, split: str, pictures: int, captions: int) -> int:
-    """How many feature rows a picture has: the ids file has a line for each. 1 where there are no features."""
+    """How many feature rows an image has: the ids file has a line for each. 1 where there are no features."""
     path = folder / f"{split}_ims.npy"
     if not path.exists():
         return 1
     rows = len(load_array(path, mmap_mode="r"))
     if rows not in (pictures, captions):
-        raise input_error(path, f"{rows:,} rows", f"{pictures:,}, one a picture, or {captions:,}, one a caption")
+        raise input_error(path, f"{rows:,} rows", f"{pictures:,}, one an image, or {captions:,}, one a caption")
     if rows == pictures:
         return 1
     if rows % pictures:
-        raise input_error(path, f"{rows:,} rows for {pictures:,} pictures", "the same number of rows for every picture")
+        raise input_error(path, f"{rows:,} rows for {pictures:,} images", "the same number of rows for every image")
     return rows // pictures
 
 
@@ -117,7 +117,7 @@ def _make_way(path: Path, ids: list[str], outputs: dict[Path, bytes], set_aside:
     """A present ids file that says the same stays; one that says otherwise is set aside, or an error."""
     if not path.is_file():
         return
-    present = read_lines(path, "one picture name a line")
+    present = read_lines(path, "one image name a line")
     if without_repeats(present) == without_repeats(ids):
         outputs.pop(path)  # the public files have a line a caption: as good
         return

@@ -1,7 +1,7 @@
 """Karpathy's JSON splits: ``dataset_flickr30k.json``, ``dataset_coco.json``, ``dataset_flickr8k.json``.
 
 A file holds ``images``, each with ``filename``, ``split`` and ``sentences`` (``raw`` text and ``tokens``); COCO's also
-with ``cocoid``. Its split ``restval`` (COCO's validation pictures that are neither val nor test) belongs to train.
+with ``cocoid``. Its split ``restval`` (COCO's validation images that are neither val nor test) belongs to train.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HINT = "Karpathy's dataset_coco.json, dataset_flickr30k.json or dataset_flickr8k
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of a split. number: COCO's id, or the number within Karpathy's file. rest: it came from restval."""
+    """An image of a split. number: COCO's id, or the number within Karpathy's file. rest: it came from restval."""
 
     name: str
     number: int
@@ -50,14 +50,14 @@ class Karpathy:
     remarks: list[str]
 
     def pictures(self, split: str) -> list[Picture]:
-        """The pictures of one of our splits in the order of the file; COCO's ``test`` is the first fold of ``testall``."""
+        """The images of one of our splits in the order of the file; COCO's ``test`` is the first fold of ``testall``."""
         if split not in SPLITS:
             raise input_error("split", split, f"one of {', '.join(SPLITS)}")
         found = self.splits.get(SPLITS[split], [])
         if not found:
             there = ", ".join(sorted(self.splits))
             raise input_error(
-                self.path, f"no picture of split {SPLITS[split]}", f"a file that has it; this one has {there}"
+                self.path, f"no image of split {SPLITS[split]}", f"a file that has it; this one has {there}"
             )
         return found[:FOLD] if self.coco and split == "test" else found
 
@@ -68,17 +68,17 @@ class Karpathy:
         return [name for theirs, names in named.items() if theirs in self.splits for name in names]
 
     def id_of(self, picture: Picture, names: bool | None = None) -> str:
-        """How ``*_ids.txt`` calls a picture: by its file name; in COCO by its number, as the judgements of ECCV do."""
+        """How ``*_ids.txt`` calls an image: by its file name; in COCO by its number, as the judgements of ECCV do."""
         by_name = not self.coco if names is None else names
         return picture.name if by_name else str(picture.number)
 
     def file_names(self) -> dict[int, str]:
-        """Number of a picture → its file name, over all splits."""
+        """Number of an image → its file name, over all splits."""
         return {picture.number: picture.name for found in self.splits.values() for picture in found}
 
 
 def coco_file_name(number: int, folder: str = "val2014") -> str:
-    """File name of a COCO picture.
+    """File name of a COCO image.
 
     >>> coco_file_name(391895)
     'COCO_val2014_000000391895.jpg'
@@ -87,7 +87,7 @@ def coco_file_name(number: int, folder: str = "val2014") -> str:
 
 
 def picture_key(name: str) -> str:
-    """One spelling for all names of a picture: COCO's number, or the file name without folder and ending.
+    """One spelling for all names of an image: COCO's number, or the file name without folder and ending.
 
     >>> picture_key("val2014/COCO_val2014_000000391895.jpg"), picture_key("391895"), picture_key("100_ab.jpg")
     ('391895', '391895', '100_ab')
@@ -128,7 +128,7 @@ def _what_is_read(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _picture(path: Path, place: int, record: Any, remarks: _Remarks) -> tuple[str, Picture]:
-    """The split of one record, and the record as a picture."""
+    """The split of one record, and the record as an image."""
     where = f"{path}, images[{place}]"
     if not isinstance(record, dict):
         raise input_error(where, f"a {type(record).__name__}", "an object with filename, split and sentences", HINT)
@@ -143,7 +143,7 @@ def _picture(path: Path, place: int, record: Any, remarks: _Remarks) -> tuple[st
         raise input_error(where, f"{name!r} as filename", "a name on one line of text", HINT)
     number = record.get("cocoid", record.get("imgid", place))
     if type(number) is not int:  # not isinstance: true is no number
-        raise input_error(where, f"{number!r} as number of the picture", "a whole number")
+        raise input_error(where, f"{number!r} as number of the image", "a whole number")
     kept = [remarks.cleaned(_words(where, sentence), name) for sentence in record["sentences"]]
     captions = tuple(caption for caption in kept if caption)
     if not captions:
@@ -162,12 +162,12 @@ def _words(where: str, sentence: Any) -> str:
 
 
 def _check_unique(path: Path, splits: dict[str, list[Picture]]) -> None:
-    """No picture stands twice, in whichever splits."""
+    """No image stands twice, in whichever splits."""
     everything = [picture for found in splits.values() for picture in found]
     for what in ("name", "number"):
         value, times = Counter(getattr(picture, what) for picture in everything).most_common(1)[0]
         if times > 1:
-            raise input_error(path, f"{what} {value} of {times} pictures", "every picture once")
+            raise input_error(path, f"{what} {value} of {times} images", "every image once")
 
 
 class _Remarks:

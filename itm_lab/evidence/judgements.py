@@ -1,6 +1,6 @@
 """What people say about pairs that a split counts as wrong: Flickr8k's two files of judgements, and an audit by them.
 
-Two groups judged pairs of a test picture and a caption of another. Experts graded them from 1 (does not describe it)
+Two groups judged pairs of a test image and a caption of another. Experts graded them from 1 (does not describe it)
 to 4 (describes it without errors), three a pair; workers of a crowd said yes or no. A retrieval result that is wrong
 by the split and right by such a judgement is a *false negative*.
 """
@@ -27,7 +27,7 @@ DEFINITIONS: dict[str, tuple[str, Callable[[Sequence[float]], bool]]] = {
     "expert": (EXPERTS, lambda grades: sum(grade >= 3 for grade in grades) >= 2),
     "expert strict": (EXPERTS, lambda grades: sum(grade == 4 for grade in grades) >= 2),
 }
-RANKS = ((1, 1), (2, 5), (6, 20), (21, 100), (101, None))  # of wrong pairs, hardest first
+RANKS = ((1, 1), (2, 5), (6, 20), (21, 100), (101, None))  # of negative pairs, hardest first
 TOPS = (1, 5)
 
 
@@ -57,12 +57,12 @@ def read_judgements(folder: str | Path, split: PrecompSplit) -> dict[str, Judgem
 
 
 def read_pairs(path: Path, split: PrecompSplit) -> dict[tuple[int, int], tuple[float, ...]]:
-    """(image, caption) → the three numbers of its line; lines about pictures of other splits are left out.
+    """(image, caption) → the three numbers of its line; lines about images of other splits are left out.
 
-    A line is ``picture, caption, three numbers`` between tabs; a caption is ``dogs.jpg#2``, the third of dogs.jpg.
+    A line is ``image, caption, three numbers`` between tabs; a caption is ``dogs.jpg#2``, the third of dogs.jpg.
     """
     if split.ids is None:
-        raise input_error(split.root / f"{split.name}_ids.txt", "no such file", "the file names of the pictures")
+        raise input_error(split.root / f"{split.name}_ids.txt", "no such file", "the file names of the images")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -90,7 +90,7 @@ def read_pairs(path: Path, split: PrecompSplit) -> dict[tuple[int, int], tuple[f
         found[pair] = said
     if not found:
         raise input_error(
-            path, f"no pair of two pictures of {split.name}", "judgements of this split", "Is it Flickr8k's?"
+            path, f"no pair of two images of {split.name}", "judgements of this split", "Is it Flickr8k's?"
         )
     return found
 
@@ -104,7 +104,7 @@ def _fields(line: str, where: str, allowed: set[str] | None) -> tuple[str, str, 
     except ValueError:
         numbers = ()
     if len(numbers) != 3 or (allowed and not set(parts[2:]) <= allowed):
-        expected = "picture, caption and three grades from 1 to 4" if allowed else "picture, caption and three numbers"
+        expected = "image, caption and three grades from 1 to 4" if allowed else "image, caption and three numbers"
         raise input_error(where, repr(line), f"{expected}, between tabs")
     return picture, caption, numbers
 
@@ -139,7 +139,7 @@ def wrong_pairs(judgements: Judgements, owner: np.ndarray) -> dict[str, float | 
 
 
 def own_pairs(judgements: Judgements, owner: np.ndarray) -> np.ndarray:
-    """(i, c) True where a caption was written for the picture."""
+    """(i, c) True where a caption was written for the image."""
     return np.asarray(owner)[None, :] == np.arange(len(judgements.judged))[:, None]
 
 
@@ -171,7 +171,7 @@ def audit_ranking(scores: np.ndarray, own: np.ndarray, judged: np.ndarray, right
 
     errors: of the wrong results among the first k, how many were judged, and how many of these are right.
     recall: R@k by the split; ``at_least`` with judged-right results as right; ``at_most`` with unjudged ones too.
-    by_rank: the same question for wrong pairs of every rank, the hardest first.
+    by_rank: the same question for negative pairs of every rank, the hardest first.
     """
     order = np.argsort(-scores, axis=1, kind="stable")
     own, judged, right = (np.take_along_axis(flags, order, axis=1) for flags in (own, judged, right))
@@ -190,7 +190,7 @@ def audit_ranking(scores: np.ndarray, own: np.ndarray, judged: np.ndarray, right
 
 
 def _by_rank(own: np.ndarray, judged: np.ndarray, right: np.ndarray) -> list[dict]:
-    """For bands of ranks among the wrong pairs of a query: how many were judged, and how many of these are right."""
+    """For bands of ranks among the negative pairs of a query: how many were judged, and how many of these are right."""
     rank = np.where(own, 0, np.cumsum(~own, axis=1))
     bands = []
     for first, last in RANKS:
@@ -222,7 +222,7 @@ def numbering(scores: Scores, split: PrecompSplit, judgements: Judgements) -> di
 def above_chance(scores: np.ndarray, right: np.ndarray) -> float:
     """The chance that a right one scores above a wrong one, ties counted half."""
     if right.all() or not right.any():
-        raise input_error("judgements", f"{right.sum()} right of {len(right)}", "right and wrong pairs")
+        raise input_error("judgements", f"{right.sum()} right of {len(right)}", "right and negative pairs")
     values, place = np.unique(scores, return_inverse=True)
     rights, wrongs = (np.bincount(place[flags], minlength=len(values)) for flags in (right, ~right))
     below = np.cumsum(wrongs) - wrongs

@@ -14,7 +14,7 @@ from itm_utils.models.dcpa import InterPAM
 
 
 def answer_query(opened: Opened, query: str, photos: Path | None, top: int, out: Path) -> Iterator[str]:
-    """The best pictures for a sentence: a line each with score, name and first caption, and the sheet."""
+    """The best images for a sentence: a line each with score, name and first caption, and the sheet."""
     gallery, split = Gallery(opened.split, photos), opened.split
     query = " ".join("".join(c if c.isprintable() else " " for c in query).split())
     with passing_cache():
@@ -33,7 +33,7 @@ def answer_query(opened: Opened, query: str, photos: Path | None, top: int, out:
 
 
 def answer_image(opened: Opened, name: str, photos: Path | None, top: int, out: Path) -> Iterator[str]:
-    """The best captions for a picture: a line each with score and whether it is the picture's own, and the sheet."""
+    """The best captions for an image: a line each with score and whether it is the image's own, and the sheet."""
     gallery, split = Gallery(opened.split, photos), opened.split
     image = image_number(split, name)
     found = find_captions(opened, image, top)

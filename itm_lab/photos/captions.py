@@ -22,7 +22,7 @@ from itm_utils.files import read_text
 TOKEN = re.compile(r"^(?P<name>[^\t]+)#\d+\t")
 NUMBER = re.compile(r"#\d+$")
 LONGEST = 100  # words: what is longer is a text, and it would make every batch it is in as long
-# First cells of a first line that is no picture but the name of a column.
+# First cells of a first line that is no image but the name of a column.
 HEADINGS = frozenset(
     ("image", "image_name", "image name", "file", "filename", "file_name", "file name", "name", "photo")
 )
@@ -90,7 +90,7 @@ def _cells(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _name(cells: list[str]) -> str:
-    """The picture that a row is about; the number behind a name of Flickr8k's file goes."""
+    """The image that a row is about; the number behind a name of Flickr8k's file goes."""
     return NUMBER.sub("", cells[0].strip()).strip()
 
 

@@ -32,13 +32,13 @@ from itm_utils.errors import input_error
 from itm_utils.files import write_json, write_text
 from itm_utils.progress import bar
 
-BATCH = 16  # pictures that go through the network at once; it decides the last digits of the features
+BATCH = 16  # images that go through the network at once; it decides the last digits of the features
 FACTS, SKIPPED, STATE, DATA, VOCABULARY = "features.json", "skipped.txt", "state.json", "data", "photos_vocab.json"
 
 
 @dataclass(frozen=True)
 class Made:
-    """What is in the folder now. splits: name → (pictures, captions). kept: it was whole already."""
+    """What is in the folder now. splits: name → (images, captions). kept: it was whole already."""
 
     folder: Path
     splits: dict[str, tuple[int, int]]
@@ -56,7 +56,7 @@ def extract(
     least: int = 4,
     network: Network | None = None,
 ) -> Made:
-    """Write the features of every picture that has a caption. Called again after an interruption, it goes on.
+    """Write the features of every image that has a caption. Called again after an interruption, it goes on.
 
     sizes: proportions of train, dev and test; or lists: ``split=FILE`` for each of them. least: how often a word must
     occur in train and dev to be in the vocabulary. network: EfficientNet-Lite0 unless another is given.
@@ -81,7 +81,7 @@ def extract(
 def facts_of(splits: dict[str, list[Photo]], network: Network, least: int) -> dict[str, Any]:
     """Everything that decides the output: an interrupted call may only go on where all of it is the same.
 
-    Of the pictures that is every byte: one may change and keep its size. To read them is a hundredth of the work.
+    Of the images that is every byte: one may change and keep its size. To read them is a hundredth of the work.
     """
     inputs = hashlib.sha256()
     pairs = [(split, photo) for split, photos in splits.items() for photo in photos]
@@ -126,7 +126,7 @@ def _finished(out: Path, facts: dict[str, Any]) -> Made | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise input_error(out / FACTS, f"no description of features ({error!r})", "an empty place", hint) from error
     if not same:
-        raise input_error(out, "features of other pictures, captions or settings", "an empty place", hint)
+        raise input_error(out, "features of other images, captions or settings", "an empty place", hint)
     return Made(out, splits, len(Vocabulary.of_folder(out)), said, kept=True)
 
 
@@ -141,7 +141,7 @@ def _lock_run_dir(staging: Path) -> AbstractContextManager:
 
 @dataclass
 class State:
-    """The note. batches: that are safe. rows: of each split. remarks: on pictures so far. left_out: their names."""
+    """The note. batches: that are safe. rows: of each split. remarks: on images so far. left_out: their names."""
 
     facts: dict[str, Any]
     batches: int = 0
@@ -176,7 +176,7 @@ class _Extraction:
         for name, value in facts.items():
             if noted.get(name) != value:
                 found = f"a call that was interrupted, with other {name}"
-                raise input_error(path, found, "the same pictures, captions and settings", hint)
+                raise input_error(path, found, "the same images, captions and settings", hint)
         return state
 
     def run(self) -> None:
@@ -224,8 +224,8 @@ class _Extraction:
         for split, photos in read.items():
             if not photos:
                 _, first, why = next(remark for remark in self.state.remarks if remark[1] == self.splits[split][0].name)
-                found = f"none of {len(self.splits[split])} pictures readable (first: {first}, {why})"
-                hint = f"Repair or replace pictures, then remove {self.staging} to start over."
+                found = f"none of {len(self.splits[split])} images readable (first: {first}, {why})"
+                hint = f"Repair or replace images, then remove {self.staging} to start over."
                 raise input_error(f"split {split}", found, "at least one that can be read", hint)
             self._write_split(split, photos)
         words = check_vocabulary(read, least)

@@ -13,7 +13,7 @@ from itm_utils.errors import input_error
 
 
 def is_picture_name(name: str) -> bool:
-    """Whether a name ends like a picture's."""
+    """Whether a name ends like an image's."""
     return Path(name).suffix.lower() in SUFFIXES
 
 
@@ -75,7 +75,7 @@ def _entry(entry: os.DirEntry, name: str, above: frozenset[tuple[int, int]]) -> 
         if (status.st_dev, status.st_ino) in above:
             yield name, path, "a link that leads back to a folder around it"
         elif is_picture_name(name):
-            yield name, path, "a folder with the name of a picture"
+            yield name, path, "a folder with the name of an image"
         else:
             yield from _walk(path, f"{name}/", above)
     elif entry.is_file():

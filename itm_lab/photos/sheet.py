@@ -56,7 +56,7 @@ class Page:
 
 
 def pictures_sheet(gallery: Gallery, query: str, found: Found, look: Look | None) -> Figure:
-    """The best pictures for a sentence, four in a row, then its words over the first of them."""
+    """The best images for a sentence, four in a row, then its words over the first of them."""
     title, columns, tile = _lines(query, 85, 3), 4, 1.95
     rows = -(-len(found.numbers) // columns)
     page = Page([0.27 * len(title), rows * tile, _looks_height(look)])
@@ -68,21 +68,21 @@ def pictures_sheet(gallery: Gallery, query: str, found: Found, look: Look | None
         show(axes, gallery, int(image))
         axes.set_title(f"{place + 1}   {score:.3f}", loc="left", fontsize=9, color=INK, pad=3)
         name = gallery.name(int(image))
-        name = name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"  # the end tells pictures apart
+        name = name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"  # the end tells images apart
         axes.set_xlabel(name, loc="left", fontsize=7.5, color=GREY, labelpad=3, parse_math=False)
         if place % columns == columns - 1:
             page.top += tile
     page.top += tile if len(found.numbers) % columns else 0
-    _draw_looks(page, gallery, int(found.numbers[0]), look, "in the first picture")
+    _draw_looks(page, gallery, int(found.numbers[0]), look, "in the first image")
     return page.figure
 
 
 def captions_sheet(
     gallery: Gallery, image: int, captions: Sequence[str], own: np.ndarray, found: Found, look: Look | None
 ) -> Figure:
-    """A picture beside the captions that fit it best (● its own), then the words of the first over the picture.
+    """An image beside the captions that fit it best (● its own), then the words of the first over the image.
 
-    captions: all of the split. own: (c,) True for those of the picture.
+    captions: all of the split. own: (c,) True for those of the image.
     """
     wrapped = [_lines(captions[number], 68, 2) for number in found.numbers]
     listed = sum(0.12 + 0.19 * len(lines) for lines in wrapped)
@@ -106,7 +106,7 @@ def captions_sheet(
 
 
 def show(axes: Axes, gallery: Gallery, image: int, boxes: bool = False) -> None:
-    """A picture, or a frame with its boxes where there is none to show."""
+    """An image, or a frame with its boxes where there is none to show."""
     (width, height), pixels = gallery.size(image), gallery.picture(image)
     axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[], aspect="equal", anchor="NW")
     for spine in axes.spines.values():
@@ -119,7 +119,7 @@ def show(axes: Axes, gallery: Gallery, image: int, boxes: bool = False) -> None:
 
 
 def show_look(axes: Axes, gallery: Gallery, image: int, weights: np.ndarray) -> None:
-    """A picture that fades where a word did not look, with the region it gave most to. weights: (r,)."""
+    """An image that fades where a word did not look, with the region it gave most to. weights: (r,)."""
     (width, height), boxes = gallery.size(image), gallery.boxes(image)
     warm = heat(boxes, weights, (width, height))
     show(axes, gallery, image)

@@ -1,4 +1,4 @@
-"""What each word of a sentence looked at in a picture, for models that look."""
+"""What each word of a sentence looked at in an image, for models that look."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Look:
 
 
 def look_of(opened: Opened, image: int, texts: Captions, caption: int, sentence: str) -> Look | None:
-    """Where a caption's words looked in a picture; None for a model without attention between the two sides.
+    """Where a caption's words looked in an image; None for a model without attention between the two sides.
 
     caption: its place in ``texts``. sentence: its text.
     """

@@ -157,7 +157,7 @@ def is_current(root: Path, run: Run) -> bool:
 
 
 def compress_pictures(notebook: NotebookNode) -> None:
-    """Store, in place, large picture outputs as JPEG: drawn scenes with their grain are no matter for PNG."""
+    """Store, in place, large image outputs as JPEG: drawn scenes with their grain are no matter for PNG."""
     for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
         encoded = output.get("data", {}).get("image/png", "")
         if len(encoded) > LARGE_PICTURE:

@@ -1,4 +1,4 @@
-"""The computed part of the page on photographs: recalls on Flickr8k, and its verdicts beside those of the little world."""
+"""The computed part of the page on photographs: recalls on Flickr8k, and its verdicts beside those of Scenes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from itm_lab.evidence.ledger import Ledger, Verdict
 from itm_lab.evidence.statistics import seed_interval
-from itm_lab.publish.uncertainty_page import table
+from itm_lab.publish.markdown import table
 from itm_lab.records.rules import RECALLS
 from itm_utils.figures import method_colour
 
@@ -28,7 +28,7 @@ def photographs_fragment(ledger: Ledger) -> str:
 
 
 def recalls(ledger: Ledger) -> Iterator[str]:
-    """Every arm with receipts, best first, and a model that needs no training beside them."""
+    """Every variant with receipts, best first, and a model that needs no training beside them."""
     yield "## Recalls\n"
     variants = {
         (variant, chapter): [receipt for _, receipt in runs.values()]
@@ -62,14 +62,14 @@ def kept_warmup(run: Mapping[str, Any]) -> bool:
 
 
 def drawing(variants: Mapping[str, list[Mapping[str, Any]]], known: list[float]) -> Iterator[str]:
-    """The rsum of every run, a line an arm, as an inline picture that fits both themes. known: those of yardsticks."""
+    """The rsum of every run, a line a variant, as an inline image that fits both themes. known: those of baselines."""
     values = {variant: [run["metrics"]["rsum"]["value"] for run in runs] for variant, runs in variants.items()}
     order = sorted(values, key=lambda variant: -np.mean(values[variant]))
     ends = [*known, *(number for numbers in values.values() for number in numbers)]
     low, high = 25 * int(min(ends) // 25), 25 * int(max(ends) // 25 + 1)
     left, step, width, base = 235, 17, 640, 17 * len(order) + 16
     scale = (width - left - 20) / (high - low)
-    alt = f"The sum of recalls of every run on photographs, {len(order)} arms; {order[0]} is ahead and {order[-1]} is last."
+    alt = f"The sum of recalls of every run on photographs, {len(order)} variants; {order[0]} is ahead and {order[-1]} is last."
     yield "````{raw} html\n<figure>"
     yield f'<svg viewBox="0 0 {width} {base + 28}" role="img" aria-label="{escape(alt)}" font-size="11">'
     for tick in range(low, high + 1, 25):
@@ -88,11 +88,11 @@ def drawing(variants: Mapping[str, list[Mapping[str, Any]]], known: list[float])
             yield f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>'
     yield f'<text x="{width - 20}" y="{base + 22}" text-anchor="end" fill="currentColor">rsum on the test set</text>'
     yield "</svg>\n<figcaption>A dot is a run, one a seed. Filled: a frozen text encoder reads the sentences; hollow: words "
-    yield "that are learned. Dashed: the two yardsticks, which need no training.</figcaption>\n</figure>\n````\n"
+    yield "that are learned. Dashed: the two baselines, which need no training.</figcaption>\n</figure>\n````\n"
 
 
 def arm_row(variant: str, chapter: str, runs: list[Mapping[str, Any]]) -> tuple[float, list[str]]:
-    """Mean rsum, by which rows are sorted, and the cells of an arm."""
+    """Mean rsum, by which rows are sorted, and the cells of a variant."""
     values = {name: [run["metrics"][name]["value"] for run in runs] for name in (*RECALLS, "rsum")}
     mean, rsum = float(np.mean(values["rsum"])), f"{np.mean(values['rsum']):.1f}"
     if len(runs) > 1:
@@ -125,7 +125,7 @@ def yardstick(root: Path) -> Iterator[tuple[float, list[str]]]:
 
 
 def verdicts(ledger: Ledger) -> Iterator[str]:
-    """The claims that are decided on photographs, each beside its verdict on the little world."""
+    """The claims that are decided on photographs, each beside its verdict on Scenes."""
     yield "## Verdicts\n"
     named = [name for name, rule in ledger.rules.items() if DATASET in rule.get("datasets", ())]
     found = {name: ledger.verdict(name, DATASET) for name in named}
@@ -133,7 +133,7 @@ def verdicts(ledger: Ledger) -> Iterator[str]:
     yield f"{len(decided)} of the {len(named)} claims whose rule speaks of Flickr8k are decided.\n"
     if decided:
         rows = [[name, one.verdict, ledger.verdict(name, "scenes").verdict, held(one)] for name, one in decided.items()]
-        yield from table(["claim", "Flickr8k", "little world", "on Flickr8k"], rows)
+        yield from table(["claim", "Flickr8k", "Scenes", "on Flickr8k"], rows)
     for name, one in decided.items():
         yield from reasons(one, (ledger.claims | ledger.foundations)[name]["claim"], ledger.rules[name]["words"])
 

@@ -1,6 +1,6 @@
-"""Beyond one right answer: metrics that know all captions which fit a picture, and all pictures that fit a caption.
+"""Beyond one right answer: metrics that know all captions which fit an image, and all images that fit a caption.
 
-Recall@K calls every caption of another picture wrong. For COCO's 5K test, people have looked again: the judgements of
+Recall@K calls every caption of another image wrong. For COCO's 5K test, people have looked again: the judgements of
 ECCV Caption and of Crisscrossed Captions (CxC) come with the package ``eccv_caption``; for the embedded scenes the
 oracle knows. With R right candidates for a query,
 

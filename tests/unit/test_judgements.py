@@ -33,7 +33,7 @@ IMAGES = 12
 
 @pytest.fixture
 def split(tmp_path: Path) -> PrecompSplit:
-    """Twelve pictures a.jpg, b.jpg, … of five captions each."""
+    """Twelve images a.jpg, b.jpg, … of five captions each."""
     np.save(tmp_path / "test_ims.npy", np.zeros((IMAGES, 2, 3), dtype=np.float32))
     (tmp_path / "test_caps.txt").write_text("".join(f"caption {c}\n" for c in range(5 * IMAGES)))
     (tmp_path / "test_ids.txt").write_text("".join(f"{name(i)}\n" for i in range(IMAGES)))
@@ -79,7 +79,7 @@ def test_each_definition_reads_its_file(split: PrecompSplit) -> None:
         (GOOD[0], ["b.jpg a.jpg 1 3 0"], "line 1: found the caption 'a.jpg'"),
         (GOOD[0], ["b.jpg a.jpg#5 1 3 0"], "one of the 5 captions of a.jpg"),
         (GOOD[0], ["b.jpg a.jpg#2 1 3 0"] * 2, "line 2: found b.jpg and a.jpg#2 again"),
-        (GOOD[0], ["y.jpg z.jpg#2 1 3 0"], "no pair of two pictures of test"),
+        (GOOD[0], ["y.jpg z.jpg#2 1 3 0"], "no pair of two images of test"),
     ],
 )
 def test_what_cannot_be_read_is_one_clear_error(
@@ -104,7 +104,7 @@ def random_case(seed: int) -> tuple[Scores, np.ndarray, Judgements]:
     owner = np.repeat(np.arange(IMAGES), 5)
     scores = Scores(*(torch.from_numpy(rng.random((IMAGES, 5 * IMAGES))) for _ in "ab"))
     judged = np.zeros((IMAGES, 5 * IMAGES), dtype=bool)
-    judged[:, 2::5] = rng.random((IMAGES, IMAGES)) < 0.6  # one caption of each picture, as in Flickr8k
+    judged[:, 2::5] = rng.random((IMAGES, IMAGES)) < 0.6  # one caption of each image, as in Flickr8k
     return scores, owner, Judgements(judged, judged & (rng.random(judged.shape) < 0.5))
 
 
@@ -184,7 +184,7 @@ def test_the_chance_to_stand_above_by_pairs() -> None:
     scores, right = rng.integers(0, 6, 60), rng.random(60) < 0.3
     pairs = [(a > b) + (a == b) / 2 for a in scores[right] for b in scores[~right]]
     assert above_chance(scores, right) == pytest.approx(np.mean(pairs))
-    with pytest.raises(ItmError, match="right and wrong pairs"):
+    with pytest.raises(ItmError, match="right and negative pairs"):
         above_chance(scores, np.zeros(60, dtype=bool))
 
 
