@@ -14,11 +14,11 @@ from itm_utils.matcher import Attention, Images, Scores, Texts
 from itm_utils.models.scan import (
     RegionsAndWords,
     attend,
-    by_item,
     cosine_from_gram,
     pair_attention,
     score_all_pairs,
     score_given_pairs,
+    split_groups,
 )
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Stage, train_config
@@ -94,7 +94,9 @@ def focal_score(
     """Scores (m, n) of affinities (m, k, x): mean relevance under focal attention."""
     weights = focal_attention(affinity, shapes, temperature, focal, ties)
     relevance = cosine_from_gram(affinity, weights, gram, query_norm)
-    return torch.cat([part.mean(dim=1) for part in by_item(relevance, shapes)], dim=-1)
+    return torch.cat(
+        [part.mean(dim=1) for part in split_groups(relevance, shapes)], dim=-1
+    )
 
 
 # cell score-by-loop

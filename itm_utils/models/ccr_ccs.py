@@ -19,15 +19,17 @@ from itm_utils.models.scan import (
     TINY,
     attend,
     full_precision,
-    length,
     pair_attention,
+    vector_norm,
 )
 
 
 # cell similarity
 def similarity(x: Tensor, y: Tensor) -> Tensor:
     """Cosine along the last axis."""
-    return (x * y).sum(dim=-1) / (length(x) * length(y))[..., 0].clamp_min(EPS)
+    return (x * y).sum(dim=-1) / (vector_norm(x) * vector_norm(y))[..., 0].clamp_min(
+        EPS
+    )
 
 
 # cell attend
@@ -128,7 +130,7 @@ def every_query(
 ) -> Terms:
     """Both terms averaged over every query of mask (b, q) and every swap: (b,) each."""
     attended = attended_of(attention)
-    sizes = length(attention.queries) * length(attended).mT  # (b, p, q)
+    sizes = vector_norm(attention.queries) * vector_norm(attended).mT  # (b, p, q)
     # p: who is swapped in, q: who asked
     fit = attention.queries @ attended.mT / sizes.clamp_min(EPS)
     right = fit.diagonal(dim1=1, dim2=2)[:, None]
@@ -226,7 +228,7 @@ def agreement(
     one, swapped_query = ask(attention, asks), ask(attention, swaps).queries
     both = pulls(one, swapped_query, ccr_margin, ccs_margin)
     # scaled before they are compared: pulls are often tiny
-    scaled = [pull / length(pull).clamp_min(TINY) for pull in both]
+    scaled = [pull / vector_norm(pull).clamp_min(TINY) for pull in both]
     return (scaled[0] * scaled[1]).sum(dim=-1)[:, 0] * (drawn >= 0).all(dim=1)
 
 

@@ -29,7 +29,7 @@ from itm_utils.models.mmca import (
     attend_all_pairs,
 )
 from itm_utils.models.saem import MultiHeadAttention, TextCNN, TransformerLayer
-from itm_utils.models.scan import read_words
+from itm_utils.models.scan import encode_words
 from itm_utils.models.vsepp import HingeTriplet, l2_normalize
 from itm_utils.training import Stage, train_config
 
@@ -75,7 +75,9 @@ class TokenEncoder(nn.Module):
         if self.gru is not None:
             if batch.words is None:
                 raise input_error("captions", "states of a text encoder", "word ids")
-            return read_words(self.gru, self.word_embedding(batch.words), batch.lengths)
+            return encode_words(
+                self.gru, self.word_embedding(batch.words), batch.lengths
+            )
         if batch.features is None:
             hint = "Open the captions with itm_lab.data.opening.token_states."
             raise input_error("captions", "word ids", "states of a text encoder", hint)

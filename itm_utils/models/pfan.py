@@ -16,11 +16,11 @@ from itm_utils.models.scan import (
     CrossAttention,
     EPS,
     attend,
-    by_item,
     check_choices,
     cosine_from_gram,
     pool,
     region_layer,
+    split_groups,
 )
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Stage, train_config
@@ -120,7 +120,7 @@ def pfan_score(
     relevance = cosine_from_gram(affinity, weights, gram, query_norm)
 
     def pooled(values: Tensor) -> Tensor:
-        parts = by_item(values, shapes)
+        parts = split_groups(values, shapes)
         return torch.cat([pool(part, pooling, lse) for part in parts], dim=-1)
 
     scores = pooled(relevance)
@@ -216,16 +216,17 @@ class PFAN(CrossAttention):
         weight_norm: bool = False,
         **encoders: Any,
     ) -> None:
-        options = check_choices(direction, first_norm, pooling)
-        options |= {"temperature": temperature, "lse": lse, "bonus": bonus}
+        check_choices(direction, first_norm, pooling)
         if position not in POSITIONS:
             allowed = f"one of {', '.join(POSITIONS)}"
             raise input_error("position", repr(position), allowed)
         encoders |= {"width": width, "weight_norm": weight_norm}
         super().__init__(vocabulary_size, image_dim, **encoders)
-        self.direction = options.pop("direction")
-        self.pair_score = partial(pfan_score, **options)
-        self.look = partial(attend, first_norm=first_norm, temperature=temperature)
+        attention = {"first_norm": first_norm, "temperature": temperature}
+        pooled = {"pooling": pooling, "lse": lse, "bonus": bonus}
+        self.direction = direction
+        self.attend = partial(attend, **attention)
+        self.pair_score = partial(pfan_score, **attention, **pooled)
         self.position_encoder = None
         if position != "none":
             args = image_dim, position_dim, grid, position

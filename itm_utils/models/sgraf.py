@@ -18,13 +18,13 @@ from itm_utils.models.scan import (
     TILE,
     TINY,
     attend,
+    encode_words,
     full_precision,
+    l2_normalize_eps,
     pack,
     pack_pairs,
     pair_attention,
-    read_words,
     region_layer,
-    unit,
 )
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Stage, train_config
@@ -38,7 +38,7 @@ def xavier_linear(inputs: int, outputs: int) -> nn.Linear:
 
 def similarity_vector(x: Tensor, y: Tensor, proj: nn.Linear) -> Tensor:
     """L2-normalised similarity vectors (..., s) of vectors x and y (..., d)."""
-    return unit(proj((x - y).square()))
+    return l2_normalize_eps(proj((x - y).square()))
 
 
 # cell norms
@@ -110,7 +110,7 @@ class SelfAttentionPool(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """L2-normalised vectors (n, d) of x (n, k, d) with mask (n, k)."""
-        return unit((self.weights(x, mask)[:, None] @ x)[:, 0])
+        return l2_normalize_eps((self.weights(x, mask)[:, None] @ x)[:, 0])
 
 
 # cell gate-norm
@@ -187,7 +187,10 @@ class SAF(nn.Module):
         groups = [list(batches)] if self.training else ([b] for b in batches)
         for group in groups:
             for batch, weights in zip(group, self.weights(group), strict=True):
-                yield batch, unit((weights[..., None, :] @ batch.nodes)[..., 0, :])
+                yield (
+                    batch,
+                    l2_normalize_eps((weights[..., None, :] @ batch.nodes)[..., 0, :]),
+                )
 
 
 # cell graph-step
@@ -282,7 +285,7 @@ def local_similarity(
         # in place where no gradient needs the differences
         inplace = not torch.is_grad_enabled()
         squared = difference.square_() if inplace else difference.square()
-        vectors.append(unit(proj(squared)))
+        vectors.append(l2_normalize_eps(proj(squared)))
     return torch.cat(vectors)
 
 
@@ -299,7 +302,7 @@ def pack_captions(texts: Texts, captions: Tensor) -> PackedCaptions:
     """Pack the given captions without padding."""
     groups = pack(texts[captions])
     words = [group.vectors.transpose(0, 1).flatten(0, 1) for group in groups]
-    shapes = [tuple(reversed(group.where.shape)) for group in groups]
+    shapes = [tuple(reversed(group.positions.shape)) for group in groups]
     index = [captions[group.index] for group in groups]
     return PackedCaptions(index, torch.cat(words), shapes)
 
@@ -410,9 +413,9 @@ class SGRAF(RegionsAndWords):
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         words = self.word_dropout(self.word_embedding(batch.words))
-        words = read_words(self.gru, words, batch.lengths)
+        words = encode_words(self.gru, words, batch.lengths)
         words = words.to(self.word_embedding.weight.dtype)  # not the autocast one
-        words = unit(words) if self.text_norm else words
+        words = l2_normalize_eps(words) if self.text_norm else words
         pooled = self.text_pool(words, batch.mask).to(words.dtype)
         return Texts(local=words, mask=batch.mask, pooled=pooled)
 
@@ -464,7 +467,9 @@ def saf_by_definition(nodes: Tensor, saf: SAF) -> Tensor:
     norm, gates = saf.norm, saf.gate(nodes)  # (i, k, 1)
     std = (norm.running_var + norm.eps).sqrt()
     gates = ((gates - norm.running_mean) / std * norm.weight + norm.bias).sigmoid()
-    return unit((gates / (gates.sum(dim=1, keepdim=True) + EPS) * nodes).sum(dim=1))
+    return l2_normalize_eps(
+        (gates / (gates.sum(dim=1, keepdim=True) + EPS) * nodes).sum(dim=1)
+    )
 
 
 def sgr_by_definition(nodes: Tensor, sgr: SGR) -> Tensor:
@@ -486,7 +491,9 @@ def score_by_loop(model: SGRAF, images: Images, texts: Texts) -> Tensor:
         shapes = [(queries.shape[1], 1)]
         weights = attend(affinity, shapes, FIRST_NORM, similarity.temperature)
         attended = weights.mT @ keys  # (i, q, d)
-        local = similarity_vector(unit(attended), queries, similarity.local_proj)
+        local = similarity_vector(
+            l2_normalize_eps(attended), queries, similarity.local_proj
+        )
         whole = similarity_vector(images.pooled, pooled, similarity.global_proj)
         nodes = torch.cat([whole[:, None], local], dim=1)  # (i, 1 + w, s)
         summary = saf_by_definition if saf else sgr_by_definition

@@ -14,7 +14,7 @@ from itm_lab.parity.comparison import Arrays, batches, load_public
 from itm_utils.errors import input_error
 from itm_utils.matcher import Images, Texts
 from itm_utils.models.bfan import BFAN
-from itm_utils.models.scan import attend, from_public_options, pair_attention, read_words
+from itm_utils.models.scan import attend, encode_words, pair_attention
 
 NAMES = scan.NAMES  # the encoders are SCAN's
 # Options of SCAN that BFAN fixes.
@@ -36,7 +36,7 @@ def config(options: Mapping[str, Any]) -> dict[str, Any]:
     """The public options that shape the model, as arguments of ours."""
     if "focal_type" not in options:
         raise input_error("public options", "no focal_type", "all options of BFAN")
-    ours = from_public_options({**options, **FIXED})
+    ours = scan.config({**options, **FIXED})
     for name in ("direction", "first_norm", "pooling", "lse"):
         del ours[name]
     return ours | {"focal": options["focal_type"], "ties": options.get("ties", "keep")}
@@ -49,7 +49,7 @@ def values(model: BFAN, arrays: Arrays) -> dict[str, Tensor]:
     words = model.word_embedding(text_batch.words)
     found = {
         "mid.img_emb": images.local,
-        "mid.cap_gru": read_words(model.gru, words, text_batch.lengths),
+        "mid.cap_gru": encode_words(model.gru, words, text_batch.lengths),
         "mid.cap_emb": texts.local,
     }
     if "mid.pair" in arrays:

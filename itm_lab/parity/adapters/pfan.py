@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from itm_lab.parity.adapters import scan
 from itm_lab.parity.comparison import Arrays, Table, batches, load_public
 from itm_utils.errors import input_error
 from itm_utils.models.pfan import PFAN, block_overlaps, block_weights, grid_corners, read_blocks, top_blocks
-from itm_utils.models.scan import from_public_options
 
 NAMES = {
     "img_enc.fc": "region_proj",
@@ -33,7 +33,7 @@ def config(options: Mapping[str, Any]) -> dict[str, Any]:
     needed = ("split_size", "position_embed_size")
     if missing := [name for name in needed if name not in options]:
         raise input_error("public options", f"no {', '.join(missing)}", "those of PFAN")
-    return from_public_options(options) | {
+    return scan.config(options) | {
         "bonus": BONUS[options["cross_attn"]],
         "position": "public",
         "position_dim": options["position_embed_size"],

@@ -13,7 +13,7 @@ from itm_utils.errors import input_error
 from itm_utils.matcher import TextBatch, Texts
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.saem import SAEM, WINDOWS, TextCNN, TransformerLayer, angular_loss, matrix_norms
-from itm_utils.models.scan import read_words
+from itm_utils.models.scan import encode_words
 from itm_utils.models.vsepp import hinge_loss, l2_normalize
 
 LAYER_NAMES = {
@@ -101,7 +101,7 @@ class PublicTextEncoder(nn.Module):
         if self.cnn is not None:
             return self.cnn(tokens, mask)
         if self.gru is not None:
-            return masked_mean(read_words(self.gru, tokens, lengths), mask)
+            return masked_mean(encode_words(self.gru, tokens, lengths), mask)
         return masked_mean(self.proj(tokens), mask)  # projected twice, as in the public code
 
     def forward(self, tokens: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
