@@ -1,21 +1,16 @@
-"""Attention against boxes: by hand, against loops, against the second reading, and through whole matchers."""
+"""Attention against boxes: by hand, against loops, and through whole matchers."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import exported, small
-from typer.testing import CliRunner
 
-from itm_lab.cli import app
-from itm_lab.parity.reference_cases import run_case, run_folder
 from itm_lab.scenes import scenes_folder
 from itm_lab.scenes.phrases import scenes_grounding
 from itm_utils.data.batches import WordCaptions, image_batch
@@ -40,9 +35,6 @@ from itm_utils.metrics.attention import (
 from itm_utils.models.bfan import BFAN
 from itm_utils.models.scan import SCAN
 from itm_utils.models.vsepp import VSEPP
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "attention_metrics"
-
 
 # -- the slow version ------------------------------------------------------------------------------------------------
 
@@ -259,39 +251,6 @@ def test_questions_that_have_no_answer() -> None:
         attention_quality(weights, None, phrase, relevant[:3])
     with pytest.raises(ItmError, match="6 with no relevant region"):
         attention_quality(weights, None, phrase, np.zeros_like(relevant))
-
-
-# -- the second reading ----------------------------------------------------------------------------------------------
-
-
-def test_the_second_reading_of_the_paper_is_matched() -> None:
-    rows = list(run_folder(GOLDEN))
-    assert len(rows) == 2
-    for row in rows:
-        # 12 numbers or curves for each of four overlaps; per phrase for one of them; kept and dropped stand once
-        assert (row.difference, row.compared) == (0, 4 * (12 + 2) + 2)
-
-
-@pytest.mark.parametrize("key", ["out.iou0.3.max.AP", "out.iou0.6.meanword.AF", "out.iou0.4.max.per_phrase"])
-def test_one_changed_number_is_noticed(tmp_path: Path, key: str) -> None:
-    arrays = dict(np.load(GOLDEN / "given_12.npz"))
-    arrays[key].flat[3] += 1e-6
-    np.savez(tmp_path / "case.npz", **arrays)
-    (tmp_path / "case.json").write_text((GOLDEN / "given_12.json").read_text())
-    (row,) = run_case(tmp_path / "case.npz")
-    assert (row.ok, row.worst) == (False, key)
-    assert CliRunner().invoke(app, ["parity", str(tmp_path)]).exit_code == 1
-
-
-def test_a_dropped_phrase_is_compared(tmp_path: Path) -> None:
-    arrays = dict(np.load(GOLDEN / "given_36.npz"))
-    about = json.loads((GOLDEN / "given_36.json").read_text())
-    about["options"]["T_IoU"] = [0.6]
-    arrays["out.iou0.6.dropped"] += 1
-    np.savez(tmp_path / "case.npz", **arrays)
-    (tmp_path / "case.json").write_text(json.dumps(about))
-    (row,) = run_case(tmp_path / "case.npz")
-    assert row.worst == "out.iou0.6.dropped"
 
 
 # -- whole matchers --------------------------------------------------------------------------------------------------
