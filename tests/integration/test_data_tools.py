@@ -725,7 +725,7 @@ def test_entities(f30k: Path, small: Known) -> None:
         wide = folder / f"Annotations/train_{number:05d}.xml"
         wide.write_text(wide.read_text().replace("<xmax>5", "<xmax>500"))
     result = itm("check", "entities", "--data-root", data)
-    told = "2 boxes that leave their picture by more than a pixel (kept as they are), first in train_00003.png"
+    told = "2 boxes that leave their image by more than a pixel (kept as they are), first in train_00003.png"
     assert result.exit_code == 0 and told in result.stdout
     bare.write_text("<annotation></annotation>")
     result = itm("check", "entities", "--data-root", data)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from itm_lab.parity.comparison import Arrays, Table
-from itm_utils.metrics.attention import attention_quality, relevance
+from itm_utils.metrics.attention import attention_quality, relevant_regions
 
 
 def compare_case(table: Table, about: Mapping[str, Any], arrays: Arrays) -> bool:
@@ -20,7 +20,7 @@ def compare_case(table: Table, about: Mapping[str, Any], arrays: Arrays) -> bool
     regions = arrays["in.boxes"][arrays["in.caption_image"][captions]]
     boxes = [own[:count] for own, count in zip(arrays["in.phrase_boxes"], arrays["in.phrase_n_boxes"], strict=True)]
     for iou in about["options"]["T_IoU"]:
-        relevant = np.stack([relevance(*both, iou) for both in zip(regions, boxes, strict=True)])
+        relevant = np.stack([relevant_regions(*both, iou) for both in zip(regions, boxes, strict=True)])
         for name, within in (("max", "max"), ("meanword", "mean")):
             ours = attention_quality(weights, None, phrase, relevant, arrays["in.thresholds"], within)
             found = {f"{name}.AP": ours.precision, f"{name}.AR": ours.recall, f"{name}.AF": ours.f1}
