@@ -187,6 +187,17 @@ def ensemble(
     ensemble_of(folders, variant, Paths.find().root / receipts)
 
 
+@app.command()
+def vocabulary() -> None:
+    """Check that the packages use the field's words."""
+    from itm_lab.publish.vocabulary import denied_words
+
+    found = list(denied_words(Paths.find().root))
+    for line in found:
+        typer.echo(line, err=True)
+    raise typer.Exit(bool(found))
+
+
 @notebooks.command()
 def lint(
     files: Annotated[list[str] | None, typer.Argument(help="Chapters or paths; all chapters if none.")] = None,

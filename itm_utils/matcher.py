@@ -17,6 +17,10 @@ from torch import Tensor, nn
 
 from itm_utils.errors import ItmError
 
+# Default of fields that not every dataset or model fills. They are declared as tensors, because whoever reads one knows
+# that it is there; where it may be missing, ``is None`` is asked.
+ABSENT: Any = None
+
 
 @dataclass
 class TensorBatch:
@@ -106,8 +110,8 @@ class ImageBatch(TensorBatch):
     regions: Tensor
     mask: Tensor
     ids: Tensor
-    boxes: Tensor | None = None
-    sizes: Tensor | None = None
+    boxes: Tensor = ABSENT
+    sizes: Tensor = ABSENT
 
 
 @dataclass
@@ -124,10 +128,10 @@ class TextBatch(TensorBatch):
 
     lengths: Tensor
     ids: Tensor
-    words: Tensor | None = None
-    features: Tensor | None = None
-    special: Tensor | None = None
-    spans: Tensor | None = None
+    words: Tensor = ABSENT
+    features: Tensor = ABSENT
+    special: Tensor = ABSENT
+    spans: Tensor = ABSENT
 
     @property
     def mask(self) -> Tensor:
@@ -146,7 +150,7 @@ class PairBatch(TensorBatch):
 
     images: ImageBatch
     texts: TextBatch
-    offline: OfflineNegatives | None = None
+    offline: OfflineNegatives = ABSENT
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -178,9 +182,9 @@ class Encoded(TensorBatch):
     extra_local: (n, k, …) the same for each region or word; cut to shorter captions together with ``local``.
     """
 
-    local: Tensor | None = None
-    mask: Tensor | None = None
-    pooled: Tensor | None = None
+    local: Tensor = ABSENT
+    mask: Tensor = ABSENT
+    pooled: Tensor = ABSENT
     extra: dict[str, Tensor] = field(default_factory=dict)
     extra_local: dict[str, Tensor] = field(default_factory=dict)
 

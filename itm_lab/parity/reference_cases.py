@@ -17,7 +17,7 @@ from torch import Tensor
 from itm_lab.parity.adapters import adapter_for
 from itm_lab.parity.comparison import (
     Arrays,
-    Row,
+    Difference,
     Table,
     all_scores,
     batches,
@@ -31,7 +31,7 @@ from itm_utils.metrics.retrieval import ensemble
 Names = Mapping[str, str]  # public name prefixes → ours
 
 
-def run_folder(folder: str | Path) -> Iterator[Row]:
+def run_folder(folder: str | Path) -> Iterator[Difference]:
     """Every case below ``folder``, in order of its path."""
     folder = Path(folder)
     cases = sorted(folder.rglob("*.npz"))
@@ -41,7 +41,7 @@ def run_folder(folder: str | Path) -> Iterator[Row]:
         yield from run_case(path)
 
 
-def run_case(path: str | Path) -> list[Row]:
+def run_case(path: str | Path) -> list[Difference]:
     """One case: the differences by kind of quantity."""
     path = Path(path)
     description = path.with_suffix(".json")

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from itm_lab.publish.uncertainty_page import table
+from itm_lab.publish.markdown import table
 
 RESULT = "benchmarks/results/judgements.json"
 COMMAND = "python benchmarks/judgements.py --data data/flickr8k --scores LABEL=runs/…/scores.safetensors"

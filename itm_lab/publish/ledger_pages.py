@@ -8,10 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from itm_lab.evidence.ledger import TABLES, WORDS, Ledger, Verdict
+from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger, Verdict
 from itm_lab.evidence.statistics import Interval, paired_bootstrap, seed_interval
-from itm_lab.evidence.verdicts import Finding, row_name
+from itm_lab.evidence.verdicts import ComparisonResult, row_name
 from itm_lab.publish.judgements_page import judgements_fragment
+from itm_lab.publish.markdown import table
 from itm_lab.publish.photographs_page import photographs_fragment
 from itm_lab.publish.uncertainty_page import uncertainty_fragment
 from itm_lab.records.receipts import read_evidence
@@ -88,10 +89,10 @@ def claims_page(ledger: Ledger, claims: Mapping[str, Any]) -> Iterator[str]:
     papers = list(dict.fromkeys(claim["paper"] for claim in claims.values()))
     chosen = {name: ledger.verdict(name) for name in claims}
     yield "## At a glance\n"
-    yield from _table(
-        ["paper", "claims", *WORDS],
+    yield from table(
+        ["paper", "claims", *VERDICTS],
         (
-            [SHOWN.get(paper, paper), len(of), *(sum(chosen[name].verdict == word for name in of) for word in WORDS)]
+            [SHOWN.get(paper, paper), len(of), *(sum(chosen[name].verdict == word for name in of) for word in VERDICTS)]
             for paper in papers
             if (of := [name for name, claim in claims.items() if claim["paper"] == paper])
         ),
@@ -157,7 +158,7 @@ def over_pictures(ledger: Ledger, plan: Any, one: Verdict) -> str:
     return f"; over test pictures, models of seed {seed}: \\[{low:+.1f}, {high:+.1f}\\]"
 
 
-def _printed(findings: Iterable[Finding]) -> str:
+def _printed(findings: Iterable[ComparisonResult]) -> str:
     findings = list(findings)
     others = [escape(str(finding)) for finding in findings if finding.status != "holds"]
     held = f"{len(findings) - len(others)} of {len(findings)} comparisons hold."
@@ -179,18 +180,18 @@ def results_page(ledger: Ledger, paper: str) -> Iterator[str]:
     content = ledger.results[paper]
     yield "## The paper\n"
     yield _about(ledger, {"paper": paper})
-    for table, body in content["tables"].items():
-        yield f"## {table.replace('_', ' ').capitalize()}: {escape(body['caption'])}\n"
+    for name, body in content["tables"].items():
+        yield f"## {name.replace('_', ' ').capitalize()}: {escape(body['caption'])}\n"
         if "note" in body:
             yield f"{escape(sentence(body['note']))}\n"
         for block in body["blocks"]:
-            yield from block_table(ledger, paper, table, block)
+            yield from block_table(ledger, paper, name, block)
 
 
-def block_table(ledger: Ledger, paper: str, table: str, block: Mapping[str, Any]) -> Iterator[str]:
+def block_table(ledger: Ledger, paper: str, where: str, block: Mapping[str, Any]) -> Iterator[str]:
     """One part of a table: the printed numbers, ours on the same data, and ours on the data that we could run."""
     rows, place = block["rows"], dataset_of(block)
-    variants = [arm_of(ledger, f"{paper} {table}", row) for row in rows]
+    variants = [variant_of(ledger, f"{paper} {where}", row) for row in rows]
     more = [
         name
         for name in ("flickr8k", "scenes")
@@ -207,7 +208,7 @@ def block_table(ledger: Ledger, paper: str, table: str, block: Mapping[str, Any]
         lines.append([name + mark, *printed, *(ours(ledger, variant, dataset) for dataset in (place, *more))])
     yield f"**{escape(block['dataset'])}**, {escape(block['protocol'])}.\n"
     heads = list(map(label, columns))
-    yield from _table(
+    yield from table(
         ["method", *heads, *(f"ours, {DATASETS[name].removeprefix('the ')}" for name in (place, *more))], lines
     )
     for remark, number in remarks.items():
@@ -221,7 +222,7 @@ def dataset_of(block: Mapping[str, Any]) -> str:
     return "coco 5K" if block["protocol"] == "full 5K" else "coco"
 
 
-def arm_of(ledger: Ledger, table: str, row: Mapping[str, Any]) -> tuple[str, str] | None:
+def variant_of(ledger: Ledger, table: str, row: Mapping[str, Any]) -> tuple[str, str] | None:
     """Our arm and metric for a row of a paper's table, by rows.yaml; None where the book does not run that row."""
     for entry in read_rows(ledger):
         fits = all(row.get(key) in listed(value) for key, value in entry["row"].items())
@@ -325,7 +326,7 @@ def lab_page(ledger: Ledger) -> Iterator[str]:
                 models = {run["models"] for run in runs}
                 lines.append((metrics, [escape(variant), _and(sorted(map(str, models))), *map(over_seeds, metrics)]))
         lines.sort(key=lambda line: -sum(metric["value"] for metric in line[0][0]) / len(line[0][0]))
-        yield from _table(["variant", "models", "rsum", "i2t R@1", "t2i R@1"], (line for _, line in lines))
+        yield from table(["variant", "models", "rsum", "i2t R@1", "t2i R@1"], (line for _, line in lines))
 
 
 def shared_seeds(ledger: Ledger) -> Iterator[str]:
@@ -340,7 +341,7 @@ def shared_seeds(ledger: Ledger) -> Iterator[str]:
     if rows:
         yield f"## All models so far, on seeds {SEEDS[0]} to {SEEDS[-1]} of the little world\n"
         rows.sort(key=lambda row: -row[0])
-        yield from _table(["model", "chapter", "models", "rsum", "i2t R@1", "t2i R@1"], (cells for _, cells in rows))
+        yield from table(["model", "chapter", "models", "rsum", "i2t R@1", "t2i R@1"], (cells for _, cells in rows))
 
 
 # ---------------------------------------------------------------------------------------------- words
@@ -379,11 +380,3 @@ def _about(ledger: Ledger, claim: Mapping[str, Any]) -> str:
 
 def _and(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _table(heads: list[str], lines: Iterable[list[Any]]) -> Iterator[str]:
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'---|' * len(heads)}"
-    for line in lines:
-        yield f"| {' | '.join(map(str, line))} |"
-    yield ""

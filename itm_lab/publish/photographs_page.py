@@ -12,7 +12,7 @@ import numpy as np
 
 from itm_lab.evidence.ledger import Ledger, Verdict
 from itm_lab.evidence.statistics import seed_interval
-from itm_lab.publish.uncertainty_page import table
+from itm_lab.publish.markdown import table
 from itm_lab.records.rules import RECALLS
 from itm_utils.figures import method_colour
 

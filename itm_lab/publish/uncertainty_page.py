@@ -20,6 +20,7 @@ from itm_lab.evidence.statistics import (
     seed_interval,
 )
 from itm_lab.evidence.verdicts import row_name
+from itm_lab.publish.markdown import table
 from itm_lab.records.receipts import read_evidence
 from itm_lab.records.rules import RECALLS
 from itm_utils.metrics.retrieval import Ranks
@@ -255,12 +256,3 @@ def differences(variants: Mapping[tuple[str, str, str], Mapping[int, tuple[Path,
 def interval(found: tuple[float, float, float]) -> str:
     value, low, high = map(signed, found)
     return f"{value} \\[{low}, {high}\\]"
-
-
-def table(heads: list[str], rows: list[list[Any]]) -> Iterator[str]:
-    """A Markdown table."""
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'---|' * len(heads)}"
-    for row in rows:
-        yield f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |"
-    yield ""

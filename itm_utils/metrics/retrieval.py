@@ -44,8 +44,8 @@ class Direction:
 class Retrieval:
     """Both directions under one protocol.
 
-    protocol: ``"all n"`` (every image against every caption), or ``"5 folds of n"``. On COCO's ``testall`` these
-        are the papers' 5K and 1K; see :func:`coco_protocol`.
+    protocol: ``"all n"`` (every image against every caption), or ``"5 folds of n"``; on COCO's ``testall`` these are the
+    papers' 5K and 1K, see :func:`coco_protocol`.
     models: 1 for a single model, more for an ensemble, 0 for none; every printed result says which.
     """
 

@@ -13,7 +13,7 @@ from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
 from itm_lab.cli import app
-from itm_lab.parity.comparison import Row
+from itm_lab.parity.comparison import Difference
 from itm_lab.parity.published import evaluate_published, read_published
 from itm_lab.parity.reference_cases import run_case, run_folder
 from itm_utils.data.batches import PairDataset, WordCaptions
@@ -55,7 +55,7 @@ def test_one_changed_number_is_noticed(tmp_path: Path) -> None:
 
 
 def test_nan_is_beyond_every_tolerance() -> None:
-    assert not Row("case", "values", float("nan"), 1, "x").ok
+    assert not Difference("case", "values", float("nan"), 1, "x").ok
 
 
 def test_an_unknown_model_is_named_and_fails(tmp_path: Path) -> None:

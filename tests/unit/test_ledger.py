@@ -16,9 +16,9 @@ import yaml
 from typer.testing import CliRunner
 
 from itm_lab.cli import app
-from itm_lab.evidence.ledger import TABLES, WORDS, Ledger
+from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger
 from itm_lab.evidence.verdicts import pearson_interval
-from itm_lab.publish.ledger_pages import OTHERS, arm_of, escape, page
+from itm_lab.publish.ledger_pages import OTHERS, escape, page, variant_of
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, write_receipt
 from itm_lab.records.rules import comparisons, rule_digest
 from itm_utils.errors import ItmError
@@ -150,7 +150,7 @@ def test_every_own_row_of_a_paper_has_an_arm() -> None:
     for paper, content in ledger.results.items():
         for table, body in content["tables"].items():
             for row in (row for block in body["blocks"] for row in block["rows"]):
-                variant = arm_of(ledger, f"{paper} {table}", row)
+                variant = variant_of(ledger, f"{paper} {table}", row)
                 own = row.get("ours") or paper in ("AOQ", "CCR_CCS") or "ablation" in body["kind"]
                 assert variant or not own, f"{paper} {table}: {row}"
                 assert variant is None or ledger.chapter_of(variant[0])
@@ -503,11 +503,11 @@ def itm(*arguments: str | Path) -> tuple[int, str]:
 def test_command_lists_and_exports(project: Path) -> None:
     code, text = itm("ledger")
     assert code == 0 and "62 claims: 61 not run, 1 partly" in text
-    assert all(re.search(rf"^{name} +(?:{'|'.join(WORDS)}) ", text, re.MULTILINE) for name in Ledger(project).claims)
+    assert all(re.search(rf"^{name} +(?:{'|'.join(VERDICTS)}) ", text, re.MULTILINE) for name in Ledger(project).claims)
     entries = json.loads(itm("ledger", "--json")[1])
     assert [entry["id"] for entry in entries] == list(Ledger(project).claims)
     assert all({"id", "claim", "verdict", "dataset", "rule", "receipts"} <= set(entry) for entry in entries)
-    assert {entry["verdict"] for entry in entries} <= set(WORDS)
+    assert {entry["verdict"] for entry in entries} <= set(VERDICTS)
     put(project, WARM, (300,) * 5)
     put(project, ALL, (280, 281, 279, 280, 281))
     entry = json.loads(itm("ledger", "--foundations", "--json")[1])[0]

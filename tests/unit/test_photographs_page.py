@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from itm_lab.evidence.ledger import Verdict
 from itm_lab.evidence.statistics import Interval
-from itm_lab.evidence.verdicts import Finding
+from itm_lab.evidence.verdicts import ComparisonResult
 from itm_lab.publish.photographs_page import YARDSTICKS, recalls, verdicts
 from itm_lab.records.rules import RECALLS
 
@@ -73,8 +73,8 @@ def test_without_receipts_the_page_says_so(tmp_path: Path) -> None:
 
 def test_verdicts_of_two_worlds_stand_side_by_side() -> None:
     words = {("A-01", "flickr8k"): "partly", ("A-01", "scenes"): "reproduced"}
-    held = [Finding("a − b", Interval(1, 0, 2), "above 0", status, 3) for status in ("holds", "open", "open")]
-    held[1] = Finding("a − b", Interval(-1, -1, -1), "above 0", "open", 3)
+    held = [ComparisonResult("a − b", Interval(1, 0, 2), "above 0", status, 3) for status in ("holds", "open", "open")]
+    held[1] = ComparisonResult("a − b", Interval(-1, -1, -1), "above 0", "open", 3)
 
     def verdict(name: str, dataset: str) -> Verdict:
         return Verdict(name, words.get((name, dataset), "not run"), dataset, findings=tuple(held))

@@ -16,7 +16,6 @@ from itm_lab.evidence.statistics import (
     paired_bootstrap,
     paired_seeds,
     seed_interval,
-    student_t,
 )
 from itm_lab.publish.uncertainty_page import our_runs, published_gaps, uncertainty_fragment
 from itm_lab.records.receipts import Evidence, make_receipt, write_receipt
@@ -70,8 +69,10 @@ def test_pairing_cancels_what_is_hard_for_both() -> None:
 
 def test_student_t_is_the_printed_table() -> None:
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
-    assert {n: round(student_t(0.95, n), 3) for n in table} == table
-    assert round(student_t(0.99, 4), 3) == 4.604
+    ladders = {n: np.arange(n + 1.0) for n in table}  # the halfwidth is t times the standard error
+    scales = {n: runs.std(ddof=1) / np.sqrt(n + 1) for n, runs in ladders.items()}
+    assert {n: round(seed_interval(runs).halfwidth / scales[n], 3) for n, runs in ladders.items()} == table
+    assert round(seed_interval(ladders[4], 0.99).halfwidth / scales[4], 3) == 4.604
 
 
 def test_seed_intervals_cover_the_truth_as_often_as_they_say() -> None:
