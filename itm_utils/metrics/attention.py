@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,13 +25,19 @@ from itm_utils.data.batches import image_batch
 from itm_utils.data.phrases import NOT_A_PHRASE, Grounding, phrase_of_words
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import input_error
-from itm_utils.matcher import Attention, Matcher
+from itm_utils.matcher import Attention, Matcher, TextBatch
 from itm_utils.progress import bar
-from itm_utils.scoring import BATCH, Captions, evaluating
+from itm_utils.scoring import BATCH, evaluating
 
 THRESHOLDS = np.arange(11) / 100  # of a weight: 0, 0.01, … 0.1
 WITHIN = ("max", "mean")
 NO_BOX, NO_REGION, NO_WORD = "no box", "no relevant region", "no token of the model"
+
+
+class CaptionsWithSpans(Protocol):
+    """Captions of a split whose batches say which characters each token covers."""
+
+    def batch(self, captions: np.ndarray, spans: bool = False) -> TextBatch: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +83,8 @@ class AttentionQuality:
     def at(self, threshold: float) -> tuple[float, float, float, float]:
         """Threshold, precision, recall and F1 at one of the measured thresholds."""
         index = self._index(threshold)
-        means = self.values[:, index].mean(axis=0)
-        return (float(self.thresholds[index]), *(float(mean) for mean in means))
+        precision, recall, f1 = self.values[:, index].mean(axis=0).tolist()
+        return float(self.thresholds[index]), precision, recall, f1
 
     def per_phrase(self, threshold: float | None = None) -> dict[str, np.ndarray]:
         """Precision, recall and F1 (p,) per phrase, in the order of ``keys``; by default at the best threshold."""
@@ -131,7 +138,7 @@ def relevant_regions(region_boxes: np.ndarray, boxes: np.ndarray, threshold: flo
     """
     region_boxes, boxes = (np.asarray(some, dtype=np.float64).reshape(-1, 4) for some in (region_boxes, boxes))
     with np.errstate(invalid="ignore"):  # two boxes without area: NaN, which is not above the threshold
-        return (box_iou(region_boxes, boxes) > threshold).any(axis=1)
+        return np.any(box_iou(region_boxes, boxes) > threshold, axis=1)
 
 
 def attention_quality(
@@ -211,7 +218,7 @@ def _join(parts: list[AttentionQuality]) -> AttentionQuality:
 def measure_attention(
     model: Matcher,
     split: PrecompSplit,
-    texts: Captions,
+    texts: CaptionsWithSpans,
     grounding: Grounding,
     thresholds: Sequence[float] | np.ndarray | None = None,
     iou: float = 0.4,
@@ -275,9 +282,7 @@ def check_split(split: PrecompSplit, grounding: Grounding) -> None:
         raise input_error("grounding", found, f"{split.n_captions:,}, as in split {split.name}")
 
 
-def _word_attention(
-    model: Matcher, offered: dict[str, Attention], direction: str, shape: tuple[int, int, int]
-) -> Attention:
+def _word_attention(model: Matcher, offered: dict[str, Attention], direction: str, shape: tuple[int, ...]) -> Attention:
     """The attention of one direction, checked: its queries are the tokens of the captions."""
     name = type(model).__name__
     if direction == "i2t" or direction not in offered:
