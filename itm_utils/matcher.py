@@ -51,7 +51,7 @@ class TensorBatch:
 
     def __getitem__(self, index: slice | Tensor) -> Self:
         """Rows ``index`` (a slice, or a tensor of positions or booleans) of every tensor."""
-        if isinstance(index, Tensor) and index.dtype == torch.long:  # its slope is cheaper than that of brackets
+        if isinstance(index, Tensor) and index.dtype == torch.long:  # cheaper backward pass than indexing
             return self._map(lambda tensor: tensor.index_select(0, index))
         return self._map(lambda tensor: tensor[index])
 
@@ -144,7 +144,7 @@ class TextBatch(TensorBatch):
 class PairBatch(TensorBatch):
     """One training batch: image b matches caption b.
 
-    Equal ``images.ids`` mean that the same picture stands twice in the batch.
+    Equal ``images.ids`` mean that the same image stands twice in the batch.
     offline: hard negatives from lists that were mined beforehand, or None.
     """
 
@@ -160,8 +160,8 @@ class PairBatch(TensorBatch):
 class OfflineNegatives(TensorBatch):
     """Offline negatives of a batch, one of each kind for every pair: row b belongs to pair b.
 
-    first: a wrong image for the caption, beside a wrong caption for the image.
-    second: the true image of that wrong caption, beside a true caption of that wrong image.
+    first: a negative image for the caption, beside a negative caption for the image.
+    second: the true image of that negative caption, beside a true caption of that negative image.
     """
 
     first: PairBatch
@@ -175,10 +175,10 @@ class OfflineNegatives(TensorBatch):
 class Encoded(TensorBatch):
     """One side after its encoder. Attention models fill ``local`` and ``mask``, embedding models ``pooled``.
 
-    local: (n, k, d) one vector a region or word.
+    local: (n, k, d) one vector per region or word.
     mask: (n, k) True where there is one.
-    pooled: (n, d) one vector an item.
-    extra: (n, …) whatever a model computes once an item instead of once a pair.
+    pooled: (n, d) one vector per item.
+    extra: (n, …) whatever a model computes once per item instead of once per pair.
     extra_local: (n, k, …) the same for each region or word; cut to shorter captions together with ``local``.
     """
 
@@ -290,11 +290,11 @@ class Matcher(nn.Module):
         super().__init__()
 
     def encode_images(self, batch: ImageBatch) -> Images:
-        """Everything that can be computed once an image."""
+        """Everything that can be computed once per image."""
         raise ItmError(f"{type(self).__name__} does not define encode_images")
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        """Everything that can be computed once a caption."""
+        """Everything that can be computed once per caption."""
         raise ItmError(f"{type(self).__name__} does not define encode_texts")
 
     def score(self, images: Images, texts: Texts) -> Scores:

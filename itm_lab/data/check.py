@@ -22,7 +22,7 @@ from itm_utils.errors import ItmError
 OPTIONAL = {
     "boxes.npy": "none; only PFAN, attention metrics and drawings of attention need boxes",
     "sizes.npy": "none; only needed with boxes",
-    "ids.txt": "none; Flickr30K Entities and judgements of COCO need to know the pictures",
+    "ids.txt": "none; Flickr30K Entities and judgements of COCO need to know the images",
 }
 
 
@@ -149,18 +149,18 @@ def _grouped(split: PrecompSplit) -> dict[tuple[int, str], list[int]]:
 
 
 def check_ids(split: PrecompSplit) -> Iterator[CheckResult]:
-    """Every picture once; numbers that are no file names are said to be so."""
+    """Every image once; numbers that are no file names are said to be so."""
     if split.ids is None:
         return
     name = f"{split.name}_ids.txt"
-    repeated = [picture for picture, times in Counter(split.ids).items() if times > 1]
+    repeated = [image_id for image_id, times in Counter(split.ids).items() if times > 1]
     if repeated:
-        yield CheckResult(name, DAMAGED, f"{counted(len(repeated), 'picture')} several times, first {repeated[0]}")
-    elif all(picture.isdigit() for picture in split.ids):
+        yield CheckResult(name, DAMAGED, f"{counted(len(repeated), 'image')} several times, first {repeated[0]}")
+    elif all(image_id.isdigit() for image_id in split.ids):
         advice = f"file names come from Karpathy's JSON ({KARPATHY_PAGE}): `itm data ids {split.root} {split.name} --karpathy FILE`."
-        yield CheckResult(name, NOTE, f"{counted(len(split.ids), 'picture')} by number, not by file name", advice)
+        yield CheckResult(name, NOTE, f"{counted(len(split.ids), 'image')} by number, not by file name", advice)
     else:
-        yield CheckResult(name, OK, f"{counted(len(split.ids), 'picture')}, first {split.ids[0]}")
+        yield CheckResult(name, OK, f"{counted(len(split.ids), 'image')}, first {split.ids[0]}")
 
 
 def check_optional(split: PrecompSplit) -> Iterator[CheckResult]:
@@ -197,7 +197,7 @@ def check_features(split: PrecompSplit, found: Scanned) -> Iterator[CheckResult]
 
 
 def check_boxes(split: PrecompSplit) -> Iterator[CheckResult]:
-    """Every box lies in its picture."""
+    """Every box lies in its image."""
     if split.boxes is None:
         return
     name = split.boxes.path.name
@@ -210,13 +210,13 @@ def check_boxes(split: PrecompSplit) -> Iterator[CheckResult]:
     else:
         found = scan_boxes(split.boxes.path, load_array(path) if path.exists() else None)
     wrong = {"with NaN or infinity": found.not_finite, "with a box that ends before it begins": found.turned,
-             "with a box outside its picture": found.outside}  # fmt: skip
+             "with a box outside its image": found.outside}  # fmt: skip
     for kind, rows in wrong.items():
         if rows:
             yield CheckResult(name, DAMAGED, f"{counted(len(rows), 'row')} {kind}, first row {rows[0]:,}")
     if shares:
         scaled = f"read as pixels by {path.name}" if path.exists() else f"and no {path.name} to make pixels of them"
-        yield CheckResult(name, NOTE, f"shares of the picture's sides (0 to 1), {scaled}")
+        yield CheckResult(name, NOTE, f"shares of the image's sides (0 to 1), {scaled}")
     if not any(wrong.values()):
         yield CheckResult(name, OK, f"every box begins before it ends, in {'shares' if shares else 'pixels'}")
 

@@ -63,12 +63,12 @@ def _first_difference(part: str, other: str, contents: Contents) -> int | None:
 
 
 def _shared_names(splits: dict[str, PrecompSplit]) -> Iterator[CheckResult]:
-    """A picture is in one split only."""
+    """An image is in one split only."""
     home: dict[str, str] = {}
     for name, split in splits.items():
-        both = [picture for picture in split.ids or () if home.setdefault(picture, name) != name]
+        both = [image_id for image_id in split.ids or () if home.setdefault(image_id, name) != name]
         if both:
-            found = f"{counted(len(both), 'picture')} also in {home[both[0]]}, first {both[0]}"
+            found = f"{counted(len(both), 'image')} also in {home[both[0]]}, first {both[0]}"
             yield CheckResult(f"{name}_ids.txt", DAMAGED, found)
 
 
@@ -86,7 +86,7 @@ def _shared_features(contents: Contents) -> Iterator[CheckResult]:
 
 
 def _shared_captions(splits: dict[str, PrecompSplit]) -> Iterator[CheckResult]:
-    """Two people may describe two pictures in the same words: worth knowing, no damage."""
+    """Two people may describe two images in the same words: worth knowing, no damage."""
     for one, other in combinations(splits, 2):
         known = set(splits[one].captions)
         lines = [line for line, caption in enumerate(splits[other].captions, start=1) if caption in known]

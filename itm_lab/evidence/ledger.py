@@ -82,7 +82,7 @@ class Ledger(RuleBook):
 
     @cached_property
     def receipts(self) -> dict[tuple[str, str, str], dict[int, Run]]:
-        """(chapter, arm, dataset) → seed → path and receipt, each of them checked."""
+        """(chapter, variant, dataset) → seed → path and receipt, each of them checked."""
         found: dict[tuple[str, str, str], dict[int, Run]] = {}
         for path in sorted(self.paths.receipts.glob("*/*.json")):
             receipt = read_receipt(path)
@@ -105,8 +105,8 @@ class Ledger(RuleBook):
             return None
         if receipt["ranks"] is None:
             raise input_error(path, "no ranks", "a receipt whose recalls can be computed again")
-        if (pictures := len(read_evidence(path).i2t)) != known["images"]:
-            raise input_error(path, f"ranks of {pictures} pictures", f"the {known['images']} of {name}'s test split")
+        if (images := len(read_evidence(path).i2t)) != known["images"]:
+            raise input_error(path, f"ranks of {images} images", f"the {known['images']} of {name}'s test split")
         return "coco 5K" if protocol == "5K" else name
 
     def verdict(self, claim: str, dataset: str | None = None) -> Verdict:
@@ -149,7 +149,7 @@ class Ledger(RuleBook):
         return Verdict(claim, verdict_of(findings), dataset, "", tuple(findings), tuple(sorted(used)))
 
     def _runs(self, claim: str, comparison: Comparison, dataset: str) -> tuple[dict[str, dict[int, Run]], str]:
-        """Arm → seed → run at the seeds that all arms have; and, if these do not suffice, why."""
+        """Variant → seed → run at the seeds that all variants have; and, if these do not suffice, why."""
         rule, runs, stale = self.rules[claim], {}, False
         digest, need = rule_digest(rule), rule["datasets"][dataset]
         for variant, metric in comparison.terms:
@@ -164,7 +164,7 @@ class Ledger(RuleBook):
         if stale:
             return {}, "the rule is younger than its receipts"
         fewest = min(runs, key=lambda variant: len(runs[variant]))
-        who, number = (fewest, len(runs[fewest])) if len(runs[fewest]) < need else ("every arm", len(shared))
+        who, number = (fewest, len(runs[fewest])) if len(runs[fewest]) < need else ("every variant", len(shared))
         return {}, f"{who} has {number} of {need} seeds"
 
     def entry(self, claim: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def check_fingerprint(ledger: Ledger, receipt: Mapping[str, Any], path: Path) ->
 
 
 def check_settings(ledger: Ledger, receipt: Mapping[str, Any], path: Path) -> None:
-    """The parameters are those of the recipe with this arm and dataset; an ensemble and its members are known ones."""
+    """The parameters are those of the recipe with this variant and dataset; an ensemble and its members are known ones."""
     chapter, data, variant = receipt["chapter"], receipt["dataset"]["name"], receipt["variant"]
     paths = sorted((ledger.root / "recipes").glob(f"{chapter}_*.yaml"))
     recipes = [read_recipe(ledger.root, recipe) for recipe in paths]
@@ -67,12 +67,14 @@ def check_settings(ledger: Ledger, receipt: Mapping[str, Any], path: Path) -> No
             raise input_error(path, f"the ensemble {variant}", f"one that {where} or rules.yaml name")
         members = [member.rpartition(", seed ")[0] for member in receipt["parameters"].get("members", [""])]
         if unknown := [member for member in members if member not in known]:
-            raise input_error(path, f"the member {unknown[0]!r}", f"arms of {where}")
+            raise input_error(path, f"the member {unknown[0]!r}", f"variants of {where}")
         return
     if variant not in known:
-        raise input_error(path, f"the arm {variant}", f"one of {where}: {', '.join(sorted(known)) or 'there are none'}")
+        raise input_error(
+            path, f"the variant {variant}", f"one of {where}: {', '.join(sorted(known)) or 'there are none'}"
+        )
     wanted, found = settings_of(known[variant].values()), receipt["parameters"]
     for name in sorted(wanted.keys() | found.keys()):
         if found.get(name) != wanted.get(name):
             right = f"{wanted.get(name)!r} as in {known[variant].path.name}"
-            raise input_error(path, f"{name} = {found.get(name)!r}", right, "Other settings are another arm.")
+            raise input_error(path, f"{name} = {found.get(name)!r}", right, "Other settings are another variant.")

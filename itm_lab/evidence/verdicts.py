@@ -36,7 +36,7 @@ class ComparisonResult:
 def evaluate(
     comparison: Comparison, runs: Mapping[str, Mapping[int, Mapping[str, Any]]], level: float
 ) -> ComparisonResult:
-    """The comparison's number over the seeds, with its interval. runs: arm → seed → receipt, the same seeds each."""
+    """The comparison's number over the seeds, with its interval. runs: variant → seed → receipt, the same seeds each."""
     seeds = list(next(iter(runs.values())))
     value = {term: [_metric(runs[term[0]][seed], term[1]) for seed in seeds] for term in comparison.terms}
     if comparison.correlated:
@@ -68,7 +68,7 @@ def pearson_interval(x: Sequence[float], y: Sequence[float], level: float = 0.95
 
 
 def _centred(variants: Sequence[Sequence[float]]) -> list[float]:
-    """All numbers (arms, seeds) in one row, less the mean of their seed: a seed that fails everywhere decides nothing."""
+    """All numbers (variants, seeds) in one row, less the mean of their seed: a seed that fails everywhere decides nothing."""
     means = [fmean(of) for of in zip(*variants, strict=True)]
     return [number - mean for variant in variants for number, mean in zip(variant, means, strict=True)]
 

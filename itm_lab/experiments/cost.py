@@ -273,6 +273,14 @@ def trainings(job: Job, sizes: Sizes, device: str = "meta") -> list[Training]:
     module, given, every = module_of(job), job.parameters, job.parameters.get("validate_every", 0)
     with torch.device(device):  # a stage may build a model of its own
         model = module.build(given, sizes.vocabulary, sizes.image_dim)
+        if hasattr(module, "stages"):
+            return [
+                Training(
+                    stage.model, stage.objective, stage.config.epochs, stage.config.batch_size,
+                    judged=stage.validated, mines=stage.mines, validate_every=stage.config.validate_every,
+                )
+                for stage in module.stages(given, model)
+            ]  # fmt: skip
         stages = module.stages_of(given, model) if hasattr(module, "stages_of") else []
     if not stages:
         return [Training(model, objective_of(job), given["epochs"], given["batch_size"], model, validate_every=every)]
@@ -298,7 +306,7 @@ def objective_of(job: Job) -> Objective:
 
 def tokens_of(job: Job) -> int:
     """Width of the token states that a run's captions come as; 0 if they come as words."""
-    return 0 if job.parameters.get("reader") == "gru" else job.parameters.get("token_dim", 0)
+    return 0 if job.parameters.get("text_backbone") == "gru" else job.parameters.get("token_dim", 0)
 
 
 class Rates(NamedTuple):

@@ -36,7 +36,7 @@ def run_folder(folder: str | Path) -> Iterator[Difference]:
     folder = Path(folder)
     cases = sorted(folder.rglob("*.npz"))
     if not cases:
-        raise input_error(folder, "no .npz file", "golden cases")
+        raise input_error(folder, "no .npz file", "reference cases")
     for path in cases:
         yield from run_case(path)
 

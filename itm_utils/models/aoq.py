@@ -32,7 +32,7 @@ from itm_utils.metrics import retrieval_ranks, score_matrix
 from itm_utils.mining import OfflineLists, draw_offline, mine
 from itm_utils.models import bfan, scan, vsrn
 from itm_utils.models.bfan import BFAN
-from itm_utils.models.mmca import HardNegativeTripletLoss, score_picked
+from itm_utils.models.mmca import HardNegativeTripletLoss, score_selected
 from itm_utils.models.vsepp import GlobalEmbeddingMixin, HingeTriplet
 from itm_utils.models.vsrn import VSRN
 from itm_utils.scoring import score_all
@@ -272,14 +272,14 @@ class MatcherLoss(ScoreLoss):
             return asked_of(scores), scores
         device = next(model.parameters()).device
         scores = score_all(model, images, texts, self.budget, False, device)
-        return partial(score_picked, model, images, texts, budget=self.budget), scores
+        return partial(score_selected, model, images, texts, budget=self.budget), scores
 
     def given(self, model: Matcher, images: Images, texts: Texts) -> Scores:
         """Scores (b,) with gradients of image b with caption b."""
         if not self.budget:
             return model.score_pairs(images, texts)
         each = torch.arange(len(images), device=next(model.parameters()).device)
-        return score_picked(model, images, texts, each, each, self.budget)
+        return score_selected(model, images, texts, each, each, self.budget)
 
     def offline(
         self, model: Matcher, images: Images, texts: Texts, batch: PairBatch

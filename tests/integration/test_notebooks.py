@@ -354,7 +354,7 @@ def test_large_pictures_are_stored_as_jpeg_and_charts_stay_as_they_are() -> None
     cell = v4.new_code_cell(
         "", outputs=[v4.new_output("display_data", {"image/png": data}) for data in (grainy, chart)]
     )
-    notebooks.compress_pictures(v4.new_notebook(cells=[cell]))
+    notebooks.compress_images(v4.new_notebook(cells=[cell]))
     assert list(cell.outputs[0].data) == ["image/jpeg"]
     assert Image.open(io.BytesIO(base64.b64decode(cell.outputs[0].data["image/jpeg"]))).size == (400, 300)
     assert cell.outputs[1].data == {"image/png": chart}

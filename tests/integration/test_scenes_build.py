@@ -225,7 +225,7 @@ def test_the_fingerprint_follows_what_decides_the_data(cache):
 def test_bad_input_is_one_clear_error(cache, tmp_path, monkeypatch):
     with pytest.raises(ItmError, match="split 'val', expected one of train, dev, test"):
         load_scenes("val", TINY)
-    with pytest.raises(ItmError, match="0 pictures, expected at least 1"):
+    with pytest.raises(ItmError, match="0 images, expected at least 1"):
         scenes_folder(Recipe(train=0))
     with pytest.raises(ItmError, match="itm scenes train-regions"):
         load_net(tmp_path / "none.safetensors")

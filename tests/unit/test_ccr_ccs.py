@@ -278,7 +278,7 @@ def test_logit_gradients_hold_after_bfan_has_dropped_keys() -> None:
     attention = ragged()[:1]
     logits = 2 * torch.randn(1, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
     logits.requires_grad_()
-    focal = bfan.refocus(softmax_attention(logits, attention).weights.mT, "equal").mT
+    focal = bfan.focal_weights(softmax_attention(logits, attention).weights.mT, "equal").mT
     attention_of_logits = replace(attention, weights=focal)
     assert (focal == 0).any()
     (expected,) = torch.autograd.grad(ccr_values(attention_of_logits, 1.2).sum(), logits)
