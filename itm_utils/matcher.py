@@ -7,7 +7,8 @@ Axis letters, the same in every shape comment and einsum of the book:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -256,6 +257,9 @@ def length_mask(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
 
 
+LossTerm = Callable[[Images, Texts, PairBatch], dict[str, Tensor]]
+
+
 class Matcher(nn.Module):
     """The one interface of every model in the book.
 
@@ -308,6 +312,26 @@ class Matcher(nn.Module):
     def extra_losses(self, images: Images, texts: Texts, batch: PairBatch) -> dict[str, Tensor]:
         """A model's own loss terms on the matched pairs; every objective adds them."""
         return {}
+
+    @contextmanager
+    def with_loss_term(self, term: LossTerm) -> Iterator[None]:
+        """Temporarily add the losses of ``term(images, texts, batch)`` to those that ``extra_losses`` returns.
+
+        So an objective adds a loss to any other one: ``term`` sees the images and texts that the other has encoded.
+        """
+        own, outer = self.extra_losses, vars(self).get("extra_losses")  # outer: with the term of an enclosing objective
+
+        def extra_losses(images: Images, texts: Texts, batch: PairBatch) -> dict[str, Tensor]:
+            added = term(images, texts, batch)
+            return own(images, texts, batch) | added
+
+        self.extra_losses = extra_losses  # of this instance only, whatever its class defines
+        try:
+            yield
+        finally:
+            del self.extra_losses
+            if outer is not None:
+                self.extra_losses = outer
 
     def set_epoch(self, epoch: int) -> None:
         """The training loop calls this at the start of each epoch, counted from 0: own losses may change over time."""

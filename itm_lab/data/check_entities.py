@@ -11,7 +11,7 @@ import numpy as np
 from itm_lab.data.disk import counted
 from itm_lab.data.registry import ENTITIES_FOLDER, ENTITIES_IMAGES, ENTITIES_PAGE, KARPATHY_PAGE, KNOWN
 from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, damaged, verdict
-from itm_utils.data.phrases import BEYOND, Grounding, entities_grounding, read_boxes
+from itm_utils.data.phrases import OUT_OF_IMAGE, Grounding, entities_grounding, read_boxes
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.errors import ItmError
 
@@ -108,7 +108,7 @@ def _described(split: PrecompSplit, grounding: Grounding) -> list[CheckResult]:
 def _left_out(split: PrecompSplit, grounding: Grounding, folder: Path) -> Iterator[CheckResult]:
     """What the reader counted; of boxes that leave their image also where the first one is."""
     for reason, number in grounding.skipped.items():
-        first = f", first in {_first_beyond(split, folder)}" if reason == BEYOND else ""
+        first = f", first in {_first_beyond(split, folder)}" if reason == OUT_OF_IMAGE else ""
         yield CheckResult(split.name, NOTE, f"{number:,} {reason}{first}")
 
 
@@ -117,6 +117,6 @@ def _first_beyond(split: PrecompSplit, folder: Path) -> str:
     for name in split.ids:
         odd: Counter[str] = Counter()
         read_boxes(folder / "Annotations" / f"{Path(name).stem}.xml", None, odd)
-        if odd[BEYOND]:
+        if odd[OUT_OF_IMAGE]:
             return name
     return "none"

@@ -34,7 +34,7 @@ from itm_lab.records.receipts import read_receipt
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError, input_error
 from itm_utils.matcher import Encoded, ImageBatch, Matcher, OfflineNegatives, PairBatch, TextBatch
-from itm_utils.models.ccr_ccs import Constrained
+from itm_utils.models.ccr_ccs import AttentionConstraintLoss
 from itm_utils.models.mmca import HardNegativeTripletLoss
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.scoring import BATCH, BUDGET
@@ -301,7 +301,7 @@ def objective_of(job: Job) -> Objective:
     if getattr(module_of(job), "PICKS_FIRST", False):
         return HardNegativeTripletLoss(negatives=given["negatives"], budget=given["budget_mb"] * 2**20)
     weights = {name: given.get(name, 0) for name in ("ccr_weight", "ccs_weight")}
-    return Constrained(HingeTriplet(), **weights) if any(weights.values()) else HingeTriplet()
+    return AttentionConstraintLoss(HingeTriplet(), **weights) if any(weights.values()) else HingeTriplet()
 
 
 def tokens_of(job: Job) -> int:
