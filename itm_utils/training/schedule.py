@@ -11,6 +11,7 @@ import torch
 from itm_utils.errors import input_error
 from itm_utils.validation import Count, CountOrZero, NotNegative, Positive, settings_model, validated
 
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Everything that decides a run besides model, objective and data. Plain values: papermill can set them."""
