@@ -153,6 +153,7 @@ def run_experiments(
     receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
 ) -> None:
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
+    from itm_lab.evidence.run_tables import compared, table_of
     from itm_lab.experiments import runner
     from itm_lab.experiments.ensembles import run_ensembles
     from itm_lab.experiments.plan import plan
@@ -172,10 +173,10 @@ def run_experiments(
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
     failed = runner.run_jobs(planned, root / receipts, at_a_time)
     if not failed and not search and not grid:
-        for line in runner.table_of(root / receipts, run_ensembles(planned, root / receipts)):
+        for line in table_of(root / receipts, run_ensembles(planned, root / receipts)):
             typer.echo(line)
     if receipts != Path("receipts"):
-        for line in runner.compared(root / receipts, root / "receipts"):
+        for line in compared(root / receipts, root / "receipts"):
             typer.echo(line)
     raise typer.Exit(bool(failed))
 
@@ -220,6 +221,17 @@ def ensemble(
     from itm_lab.experiments.ensembles import ensemble_of
 
     ensemble_of(folders, variant, Paths.find().root / receipts)
+
+
+@app.command()
+def vocabulary() -> None:
+    """Check that the packages use the field's words."""
+    from itm_lab.publish.vocabulary import denied_words
+
+    found = list(denied_words(Paths.find().root))
+    for line in found:
+        typer.echo(line, err=True)
+    raise typer.Exit(bool(found))
 
 
 @notebooks.command()

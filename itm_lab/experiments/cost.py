@@ -206,35 +206,11 @@ def make_stages(job: Job, shape: Shape, device: str) -> list[Stage]:
     module, given = chapter_module(job), job.parameters | {"device": "auto"}
     with torch.random.fork_rng(devices=[]), torch.device(device):
         model = module.build(given, shape.vocabulary, shape.image_dim)
-        stages = module.stages(given, model) if hasattr(module, "stages") else transitional_stages(module, given, model)
+        stages = module.stages(given, model)
     for stage in stages:
         if hasattr(stage.objective, "set_epoch"):  # a warm-up is counted as what comes after it
             stage.objective.set_epoch(stage.config.epochs - 1)
     return stages
-
-
-def transitional_stages(module: ModuleType, given: Mapping[str, Any], model: Matcher) -> list[Stage]:
-    """TO BE DELETED with its use above, as soon as every chapter exports ``stages``."""
-    from itm_utils.models.ccr_ccs import Constrained
-    from itm_utils.models.mmca import HardNegativeTripletLoss
-    from itm_utils.models.vsepp import HingeTriplet
-    from itm_utils.training import train_config
-
-    if hasattr(module, "stages_of"):
-        old = module.stages_of(given, model)
-        settings = [train_config(given, epochs=one.epochs, batch_size=one.batch_size) for one in old]
-        rankers = [model if one is old[-1] and len(old) > 1 else None for one in old]
-        return [
-            Stage(one.name, one.matcher, one.objective, config, ranker, one.name == "miner")
-            for one, config, ranker in zip(old, settings, rankers, strict=True)
-        ]
-    weights = {name: given.get(name, 0) for name in ("ccr_weight", "ccs_weight")}
-    objective: Any = Constrained(HingeTriplet(), **weights) if any(weights.values()) else HingeTriplet()
-    if getattr(module, "PICKS_FIRST", False):
-        names = ("margin", "hardest", "warmup_epochs", "negatives")
-        chosen = {name: given[name] for name in names}
-        objective = HardNegativeTripletLoss(**chosen, budget=given["budget_mb"] * 2**20)
-    return [Stage("train", model, objective, train_config(given))]
 
 
 class OperationCounter(TorchDispatchMode):

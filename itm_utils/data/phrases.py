@@ -1,7 +1,7 @@
-"""Which boxes a phrase names: one form of ground truth for the embedded scenes and for Flickr30K Entities.
+"""Phrases with the boxes they name: one form of ground truth for Scenes and for Flickr30K Entities.
 
-A phrase is a span of characters in a caption *as the model reads it*, with the boxes of what it names in the pixels of
-the split's own boxes. Tokens find their phrase by the characters they cover, so that words and word pieces are
+A phrase is a character span of a caption *as the model is given it*, with the boxes of what it names in the pixels of
+the split's own boxes. Tokens are assigned to phrases by the characters they cover, so that words and word pieces are
 treated alike.
 """
 
@@ -24,16 +24,16 @@ from itm_utils.errors import input_error
 from itm_utils.files import check_file, read_text
 from itm_utils.progress import bar
 
-# What a reader of Flickr30K Entities leaves out or, in the last case, finds odd; ``Grounding.skipped`` counts it.
-UNLIKE = "captions unlike every sentence of their picture"
-BROKEN = "captions whose sentence has brackets that do not match"
+# What is left out of Flickr30K Entities or, in the last case, only counted; ``Grounding.skipped`` has the numbers.
+UNMATCHED = "captions unlike every sentence of their image"
+UNBALANCED = "captions whose sentence has brackets that do not match"
 NOT_VISUAL = "phrases that name nothing visible (EN#0)"
 NO_LETTERS = "phrases without a letter or digit"
-BEYOND = "boxes that leave their picture by more than a pixel (kept as they are)"
+OUT_OF_IMAGE = "boxes that leave their image by more than a pixel (kept as they are)"
 
 NOT_A_PHRASE = -1
 MARK = re.compile(r"\[/EN#(\d+)/[^\s\[\]]*|[\[\]]")  # a phrase begins; any other bracket
-SHAPE_DIFFERS = 0.02  # two sizes of one picture agree in width / height up to rounding
+MAX_ASPECT_CHANGE = 0.02  # two sizes of one image agree in width / height up to rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,21 +47,20 @@ class Phrase:
 
 @dataclass(frozen=True, eq=False)
 class Grounding:
-    """The phrases of a split. phrases: one list for each caption, in order. skipped: reason → how many."""
+    """The phrases of a split. phrases: one list per caption, in order. skipped: reason → how many."""
 
     phrases: list[list[Phrase]]
     skipped: dict[str, int] = field(default_factory=dict)
 
     def first(self, captions: int) -> Self:
-        """Cut to the first captions, as ``split.first(images)`` cuts a split. (What was skipped stays as it was.)"""
+        """Keep the first captions, as ``split.first(images)`` does for a split; ``skipped`` stays as it is."""
         return replace(self, phrases=self.phrases[:captions])
 
 
 def phrase_of_words(spans: Tensor | np.ndarray, phrases: Sequence[Phrase]) -> np.ndarray:
-    """(w,) number of the phrase that holds more than half of each token; -1 for none, and for special tokens.
+    """Index (w,) of the phrase that covers more than half of each token; -1 for none, and for special tokens.
 
-    spans: (w, 2) characters that the tokens cover, as in ``TextBatch.spans``. Of phrases within phrases the shortest
-    has the token.
+    spans: (w, 2) characters that the tokens cover, as in ``TextBatch.spans``. Of nested phrases the shortest counts.
     """
     spans = np.asarray(spans.cpu() if isinstance(spans, Tensor) else spans)
     if not phrases:
@@ -77,33 +76,33 @@ def phrase_of_words(spans: Tensor | np.ndarray, phrases: Sequence[Phrase]) -> np
 
 
 def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Sequence[str] | None = None) -> Grounding:
-    """Phrases and boxes of Flickr30K Entities for the captions of a split.
+    """Read phrases and boxes of Flickr30K Entities for the captions of a split.
 
-    folder: the annotations, with ``Sentences/<picture>.txt`` and ``Annotations/<picture>.xml``.
-    image_names: file name of each picture of the split, with or without folder and ``.jpg``; else ``split.ids``.
+    folder: the annotations, with ``Sentences/<image>.txt`` and ``Annotations/<image>.xml``.
+    image_names: file name of each image of the split, with or without folder and ``.jpg``; else ``split.ids``.
 
-    A caption is found among the five sentences of its picture by its letters and digits alone: case, accents,
-    spaces and punctuation may differ, as they do after tokenising. A caption that is not found has no phrases and is
-    counted. Boxes keep the published reader's numbers (one less than in the file, which counts pixels from 1);
-    where the split knows another size of the picture they are scaled to it.
+    A caption is matched with the five sentences of its image by letters and digits alone: case, accents, spaces and
+    punctuation may differ, as they do after tokenising. A caption without a match has no phrases and is counted. Boxes
+    are those of the published loader (one less than in the file, which counts pixels from 1); where the split has
+    another size of the image they are scaled to it.
     """
     folder = Path(folder)
     names = split.ids if image_names is None else image_names
     if names is None or len(names) != split.n_images:
         found = "none" if names is None else f"{len(names):,}"
-        raise input_error("image_names", found, f"the file names of {split.n_images:,} pictures, in order")
+        raise input_error("image_names", found, f"the file names of {split.n_images:,} images, in order")
     cuts = np.searchsorted(split.owner, np.arange(split.n_images + 1))
     phrases: list[list[Phrase]] = []
     skipped: Counter[str] = Counter()
-    for image in bar(range(split.n_images), "read phrases", "picture"):
-        picture = Path(str(names[image])).stem
-        sentences = _read_sentences(folder / "Sentences" / f"{picture}.txt")
+    for image in bar(range(split.n_images), "read phrases", "image"):
+        name = Path(str(names[image])).stem
+        sentences = _read_sentences(folder / "Sentences" / f"{name}.txt")
         size = None if split.sizes is None else split.sizes[image]
-        boxes = read_boxes(folder / "Annotations" / f"{picture}.xml", size, skipped)
+        boxes = read_boxes(folder / "Annotations" / f"{name}.xml", size, skipped)
         for number, caption in enumerate(split.captions[cuts[image] : cuts[image + 1]]):
             phrases.append(_find_phrases(caption, number, sentences, boxes, skipped))
     if not any(phrases):
-        found = f"not one caption of split {split.name} among the sentences of its picture"
+        found = f"not one caption of split {split.name} among the sentences of its image"
         hint = "Are image_names in the order of the split?"
         raise input_error(folder, found, "annotations of these captions", hint)
     return Grounding(phrases, {reason: number for reason, number in skipped.items() if number})
@@ -120,12 +119,12 @@ class _Sentence:
 def _find_phrases(
     caption: str, number: int, sentences: list[_Sentence | None], boxes: dict[str, np.ndarray], skipped: Counter[str]
 ) -> list[Phrase]:
-    """The phrases of the ``number``-th caption of a picture, from the sentence that is spelled like it."""
-    letters, places = _letters(caption)
+    """The phrases of the ``number``-th caption of an image, from the sentence with the same letters."""
+    letters, positions = _letters(caption)
     own = sentences[number] if number < len(sentences) else None
     sentence = next((s for s in (own, *sentences) if s is not None and s.letters == letters), None)
     if sentence is None:
-        skipped[BROKEN if own is None and number < len(sentences) else UNLIKE] += 1
+        skipped[UNBALANCED if own is None and number < len(sentences) else UNMATCHED] += 1
         return []
     phrases = []
     for chain, first, end in sentence.marked:
@@ -135,19 +134,19 @@ def _find_phrases(
             skipped[NO_LETTERS] += 1
         else:
             named = boxes.get(chain, np.zeros((0, 4)))
-            phrases.append(Phrase(places[first], places[end - 1] + 1, named))
+            phrases.append(Phrase(positions[first], positions[end - 1] + 1, named))
     return phrases
 
 
 def _letters(text: str) -> tuple[str, list[int]]:
-    """Letters and digits without case and accents, and the place that each has in the text."""
+    """Letters and digits without case and accents, and the position of each in the text."""
     kept = [
-        (letter, place)
-        for place, character in enumerate(text)
+        (letter, position)
+        for position, character in enumerate(text)
         for letter in (character.lower() if character.isascii() else _plain(character))
         if letter.isalnum()
     ]
-    return "".join(letter for letter, _ in kept), [place for _, place in kept]
+    return "".join(letter for letter, _ in kept), [position for _, position in kept]
 
 
 def _plain(character: str) -> str:
@@ -156,8 +155,8 @@ def _plain(character: str) -> str:
 
 
 def _read_sentences(path: Path) -> list[_Sentence | None]:
-    """One sentence a line; None for a line whose brackets do not match."""
-    lines = read_text(path, "the sentences of a picture, as in Flickr30K Entities").split("\n")
+    """Read one sentence per line; None for a line whose brackets do not match."""
+    lines = read_text(path, "the sentences of an image, as in Flickr30K Entities").split("\n")
     sentences = [_parse(line) for line in lines if line.strip()]
     if not sentences:
         raise input_error(
@@ -167,7 +166,7 @@ def _read_sentences(path: Path) -> list[_Sentence | None]:
 
 
 def _parse(line: str) -> _Sentence | None:
-    """Take the marks out of a sentence: ``[/EN#<chain>/<type>/<type> words]`` is a phrase, other brackets are text."""
+    """Parse a sentence: ``[/EN#<chain>/<type>/<type> words]`` is a phrase, other brackets are text."""
     letters, marked, at = "", [], 0
     opened: list[tuple[str, int] | None] = []  # None for a bracket that is part of the text
     for mark in MARK.finditer(line):
@@ -184,9 +183,12 @@ def _parse(line: str) -> _Sentence | None:
     return _Sentence(letters + _letters(line[at:])[0], sorted(marked, key=lambda phrase: phrase[1]))
 
 
-def read_boxes(path: Path, size: np.ndarray | None, odd: Counter[str]) -> dict[str, np.ndarray]:
-    """Chain id → boxes (n, 4) in a picture of the given size; odd counts what leaves it. Objects without a box (``scene``, ``nobndbox``) have no entry."""
-    check_file(path, "the boxes of a picture, as in Flickr30K Entities")
+def read_boxes(path: Path, size: np.ndarray | None, skipped: Counter[str]) -> dict[str, np.ndarray]:
+    """Read chain id → boxes (n, 4), scaled to the given size; those that leave the image are counted in ``skipped``.
+
+    Objects without a box (``scene``, ``nobndbox``) have no entry.
+    """
+    check_file(path, "the boxes of an image, as in Flickr30K Entities")
     try:
         root = ElementTree.parse(path).getroot()
         width, height = (_number(root, f"size/{side}") for side in ("width", "height"))
@@ -200,12 +202,12 @@ def read_boxes(path: Path, size: np.ndarray | None, odd: Counter[str]) -> dict[s
             box = [_number(thing, f"bndbox/{side}") - 1 for side in ("xmin", "ymin", "xmax", "ymax")]
             if box[0] > box[2] or box[1] > box[3]:
                 raise ValueError(f"a box of object {chains[0]} that ends before it begins")
-            odd[BEYOND] += min(box) < -1 or box[2] > width or box[3] > height
+            skipped[OUT_OF_IMAGE] += min(box) < -1 or box[2] > width or box[3] > height
             for chain in chains:
                 found.setdefault(chain, []).append(box)
         if width < 1 or height < 1:
-            raise ValueError(f"a picture of {width:g} x {height:g} pixels")
-    # LookupError is of an encoding that nobody knows, OverflowError of a number with hundreds of digits.
+            raise ValueError(f"an image of {width:g} x {height:g} pixels")
+    # LookupError: an unknown encoding; OverflowError: a number with hundreds of digits.
     except (ElementTree.ParseError, ValueError, LookupError, OverflowError) as error:
         expected = "size and objects with names, and a box or scene/nobndbox"
         raise input_error(path, f"a damaged file ({error})", expected, "Copy or download it again.") from error
@@ -213,7 +215,7 @@ def read_boxes(path: Path, size: np.ndarray | None, odd: Counter[str]) -> dict[s
 
 
 def _number(element: ElementTree.Element, name: str) -> float:
-    """The number in a child element."""
+    """The integer of a child element, as a float."""
     text = element.findtext(name)
     if text is None:
         raise ValueError(f"no {name}")
@@ -221,11 +223,11 @@ def _number(element: ElementTree.Element, name: str) -> float:
 
 
 def _scale(path: Path, annotated: tuple[float, float], size: np.ndarray | None) -> np.ndarray:
-    """(4,) what takes boxes from the annotated size of a picture to the size it has in the split."""
+    """Factors (4,) from the annotated size of an image to its size in the split."""
     if size is None:
         return np.ones(4)
     scale = np.asarray(size, dtype=np.float64) / annotated
-    if abs(scale[0] / scale[1] - 1) > SHAPE_DIFFERS:
-        told = f"a picture of {annotated[0]:g} x {annotated[1]:g} pixels"
-        raise input_error(path, told, f"the shape of {size[0]} x {size[1]}, its size in the split")
+    if abs(scale[0] / scale[1] - 1) > MAX_ASPECT_CHANGE:
+        found = f"an image of {annotated[0]:g} x {annotated[1]:g} pixels"
+        raise input_error(path, found, f"the aspect ratio of {size[0]} x {size[1]}, its size in the split")
     return np.tile(scale, 2)

@@ -1,14 +1,14 @@
-"""Beyond one right answer: metrics that know all captions which fit a picture, and all pictures that fit a caption.
+"""Beyond one right answer: metrics that know all captions which fit an image, and all images that fit a caption.
 
-Recall@K calls every caption of another picture wrong. For COCO's 5K test, people have looked again: the judgements of
+Recall@K calls every caption of another image wrong. For COCO's 5K test, people have looked again: the judgements of
 ECCV Caption and of Crisscrossed Captions (CxC) come with the package ``eccv_caption``; for the embedded scenes the
 oracle knows. With R right candidates for a query,
 
-* R-Precision is the share of right ones among the first R,
-* mAP@R is the mean over the first R places of the precision up to that place, counted where a right one stands,
-* R@K is 1 if any right one is among the first K.
+* R-Precision is the share of positives among the first R,
+* mAP@R is the mean over the first R places of the precision up to that place, counted where a positive stands,
+* R@K is 1 if any positive is among the first K.
 
-**Ties and NaN can only hurt**, as in :mod:`itm_utils.metrics.retrieval`: wrong candidates with the score of a right one stand
+**Ties and NaN can only hurt**, as in :mod:`itm_utils.metrics.retrieval`: negatives with the score of a positive stand
 before it. Without ties the numbers are those of ``eccv_caption``, whose version 0.1.0 wants all candidates ranked.
 """
 
@@ -65,7 +65,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Judgements:
-    """Right captions of images (i2t), right images of captions (t2i)."""
+    """Positive captions of images (i2t), positive images of captions (t2i)."""
 
     i2t: Judged
     t2i: Judged
@@ -88,7 +88,7 @@ def extended_metrics(scores: Scores, judgements: Judgements) -> dict[str, float]
         _check_positions(matrix, judged, side)
         query = judged.pair_query
         places, relevant = right_places(matrix, judged), judged.relevant[query]
-        found = np.arange(len(places)) - np.searchsorted(query, query) + 1  # right ones up to this place
+        found = np.arange(len(places)) - np.searchsorted(query, query) + 1  # positives up to this place
         best = np.full(len(judged.queries), NEVER)
         np.minimum.at(best, query, places)
         shares = {
@@ -102,7 +102,7 @@ def extended_metrics(scores: Scores, judgements: Judgements) -> dict[str, float]
 def right_places(matrix: np.ndarray, judged: Judged) -> np.ndarray:
     """(p,) places (from 0) of the right candidates among all candidates of their query, growing within each query.
 
-    matrix: (queries, candidates) scores. A right one has before it the better right ones and every wrong one that is
+    matrix: (queries, candidates) scores. A positive has before it the better positives and every negative that is
     not below it: higher, tied, or NaN.
     """
     rows, query = judged.queries[judged.pair_query], judged.pair_query
@@ -183,7 +183,7 @@ def _not_below(matrix: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.n
         copied = np.ascontiguousarray(matrix[block])
         pairs = slice(*np.searchsorted(rows, (block[0], block[-1] + 1)))
         places = np.searchsorted(block, rows[pairs])
-        # one count a pair: several times faster than counting along an axis
+        # one count per pair: several times faster than counting along an axis
         below[pairs] = [np.count_nonzero(copied[p] < value) for p, value in zip(places, values[pairs], strict=True)]
     return matrix.shape[1] - below
 

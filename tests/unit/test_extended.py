@@ -54,7 +54,7 @@ def slow_both(scores: Scores, truth: np.ndarray) -> dict[str, float]:
 def test_equal_to_a_loop_over_queries(kind: str) -> None:
     rng = np.random.default_rng(3)
     truth = rng.random((7, 9) if kind == "few candidates" else (23, 60)) < 0.1
-    truth[4] = False  # a picture that no caption fits is no query
+    truth[4] = False  # an image that no caption fits is no query
     truth[0, 0] = True
     i2t = rng.normal(size=truth.shape) + truth
     if kind in ("ties", "infinite"):
@@ -96,7 +96,7 @@ def smaller_package(images: int) -> tuple[Metrics, np.ndarray, np.ndarray]:
 
 
 def test_equal_to_the_package_on_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 pictures and their 1,500 captions; right candidates outside them stay in the package's lists."""
+    """300 images and their 1,500 captions; right candidates outside them stay in the package's lists."""
     package, image_ids, caption_ids = smaller_package(300)
     monkeypatch.setattr("itm_utils.metrics.multi_positive._package", lambda: package)
     scores = np.random.default_rng(5).permutation(300 * 1500).reshape(300, 1500).astype(float)

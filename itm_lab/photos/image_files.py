@@ -1,4 +1,4 @@
-"""One picture file to pixels: upright, in colour, with eight bits, or a sentence that says why not."""
+"""One image file to pixels: upright, in colour, with eight bits, or a sentence that says why not."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ON_ITS_SIDE = (5, 6, 7, 8)
 
 
 class UnreadableError(Exception):
-    """A picture that cannot be used; the message says why."""
+    """An image that cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """pixels: (h, w, 3) uint8, upright. size: width and height of the whole picture, upright. notes: what was changed."""
+class ImageFile:
+    """pixels: (h, w, 3) uint8, upright. size: width and height of the whole image, upright. notes: what was changed."""
 
     pixels: np.ndarray
     size: tuple[int, int]
@@ -51,8 +51,8 @@ def formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def read_picture(path: Path, side: int, squash: bool = False) -> Picture:
-    """Read a picture small. side: of the square it is squashed to, or its longest side, in pixels.
+def read_image(path: Path, side: int, squash: bool = False) -> ImageFile:
+    """Read an image small. side: of the square it is squashed to, or its longest side, in pixels.
 
     Only as much is decoded as that asks for: a JPEG of 50 megapixels costs a few.
     """
@@ -60,23 +60,23 @@ def read_picture(path: Path, side: int, squash: bool = False) -> Picture:
         if path.stat().st_size == 0:
             raise UnreadableError("an empty file")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # large pictures have their own limit below, odd tags do no harm
+            warnings.simplefilter("ignore")  # large images have their own limit below, odd tags do no harm
             with Image.open(path, formats=formats()) as image:
                 return _read(image, side, squash)
     except UnreadableError:
         raise
     except UnidentifiedImageError:
-        raise UnreadableError("no picture inside: its content is in none of the formats that are read") from None
+        raise UnreadableError("no image inside: its content is in none of the formats that are read") from None
     except Image.DecompressionBombError:
         raise UnreadableError("more pixels than can be decoded safely") from None
     except OSError as error:  # from the system if it has a number, from a decoder if not
         why = f"damaged ({_first_line(error)})" if error.errno is None else f"cannot be read ({error.strerror})"
         raise UnreadableError(why) from None
-    except Exception as error:  # decoders fail in many ways on damaged bytes; each concerns this one picture only
+    except Exception as error:  # decoders fail in many ways on damaged bytes; each concerns this one image only
         raise UnreadableError(f"damaged ({_first_line(error)})") from None
 
 
-def _read(image: Image.Image, side: int, squash: bool) -> Picture:
+def _read(image: Image.Image, side: int, squash: bool) -> ImageFile:
     """From an opened file to pixels."""
     (width, height), notes = image.size, []
     frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # an MPO is one photograph and its extras
@@ -97,13 +97,13 @@ def _read(image: Image.Image, side: int, squash: bool) -> Picture:
         target = tuple(max(1, round(scale * length)) for length in image.size)
     small = in_colour(image).resize(target, Image.Resampling.BICUBIC, reducing_gap=3.0)
     if turn in UPRIGHT:
-        small = small.transpose(UPRIGHT[turn])  # after shrinking: the picture is small by now
+        small = small.transpose(UPRIGHT[turn])  # after shrinking: the image is small by now
     size = (height, width) if turn in ON_ITS_SIDE else (width, height)
-    return Picture(np.array(small), size, tuple(notes))
+    return ImageFile(np.array(small), size, tuple(notes))
 
 
 def _orientation(image: Image.Image) -> tuple[int, list[str]]:
-    """The EXIF orientation, and a note where the EXIF data cannot be read: that is no reason to lose a picture."""
+    """The EXIF orientation, and a note where the EXIF data cannot be read: that is no reason to lose an image."""
     try:
         return int(image.getexif().get(ORIENTATION, 1)), []
     except Exception as error:  # EXIF is parsed from whatever bytes stand there

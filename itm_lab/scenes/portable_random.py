@@ -1,7 +1,7 @@
 """Random numbers that are the same on every machine and in every version of numpy.
 
 Numpy promises the raw 64-bit stream of a bit generator for ever, but not what ``Generator.normal`` and its
-kin make of it. So the little world draws everything from raw words with integer arithmetic.
+kin make of it. So Scenes draws everything from raw words with integer arithmetic.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 T = TypeVar("T")
 
 
-class Dice:
-    """A stream of random choices named by integers: ``Dice(seed, split, family)``."""
+class PortableRandom:
+    """A stream of random choices named by integers: ``PortableRandom(seed, split, family)``."""
 
     def __init__(self, *name: int) -> None:
         self._bits = np.random.PCG64(np.random.SeedSequence(list(name)))
