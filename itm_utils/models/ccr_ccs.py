@@ -12,7 +12,7 @@ from torch import Tensor
 from itm_utils.errors import input_error
 from itm_utils.matcher import Attention, Images, Matcher, PairBatch, Texts
 from itm_utils.models import bfan, pfan, scan, sgraf
-from itm_utils.models.scan import EPS, full_precision, length
+from itm_utils.models.scan import EPS, full_precision, vector_norm
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Objective, Stage, train_config
 
@@ -21,7 +21,7 @@ from itm_utils.training import Objective, Stage, train_config
 def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
     """Cosine along the last axis, with the epsilon of SCAN's public code."""
     # F.cosine_similarity divides by each norm apart, and differs in the last digit
-    return (x * y).sum(dim=-1) / (length(x) * length(y))[..., 0].clamp_min(EPS)
+    return (x * y).sum(dim=-1) / (vector_norm(x) * vector_norm(y))[..., 0].clamp_min(EPS)
 
 
 # cell attend
@@ -121,7 +121,7 @@ def all_query_terms(
 ) -> ConstraintTerms:
     """Both terms averaged over every query of mask (b, q) and every swap: (b,) each."""
     attended = attended_features(attention)
-    norms = length(attention.queries) * length(attended).mT  # (b, p, q)
+    norms = vector_norm(attention.queries) * vector_norm(attended).mT  # (b, p, q)
     # p: the swapped query, q: the query that attends
     cosines = attention.queries @ attended.mT / norms.clamp_min(EPS)
     positive = cosines.diagonal(dim1=1, dim2=2)[:, None]
@@ -199,7 +199,7 @@ def gradient_cosine(
     swapped_query = select_query(attention, swapped).queries
     gradients = logit_gradients(one, swapped_query, ccr_margin, ccs_margin)
     # normalised first: products of such small gradients would underflow
-    ccr, ccs = (gradient / length(gradient) for gradient in gradients)
+    ccr, ccs = (gradient / vector_norm(gradient) for gradient in gradients)
     return (ccr * ccs).sum(dim=-1)[:, 0] * (sampled >= 0).all(dim=1)
 
 
