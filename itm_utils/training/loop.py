@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -296,14 +296,17 @@ def compiled_scores(model: Matcher, wanted: bool) -> Iterator[None]:
 
 
 def _described(objective: Objective) -> dict[str, Any]:
-    """Name and plain settings of an objective; attributes with an underscore are its own affair."""
+    """Name and plain settings of an objective, those of its config dataclass included; names with an underscore are not."""
     if hasattr(objective, "set_epoch"):
         objective.set_epoch(0)  # as it was before any training
     name = getattr(objective, "__qualname__", type(objective).__qualname__)
     settings = getattr(objective, "__dict__", {})
     shown = {k: v for k, v in settings.items() if not k.startswith("_")}
-    plain = {k: v for k, v in shown.items() if isinstance(v, bool | int | float | str)}
     inner = {k: _described(v) for k, v in shown.items() if callable(v) and not isinstance(v, nn.Module | type)}
+    for value in list(shown.values()):
+        if is_dataclass(value) and not callable(value):
+            shown = asdict(value) | shown
+    plain = {k: v for k, v in shown.items() if isinstance(v, bool | int | float | str)}
     return {"name": name} | plain | inner  # an objective inside an objective counts too
 
 

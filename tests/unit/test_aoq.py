@@ -1,10 +1,10 @@
-"""AOQ: every loss as loops in double precision, equation 6 by finite differences, masks, the objective, the measures."""
+"""AOQ: every loss as loops in double precision, equation 6 by finite differences, masks, the objective, the analysis."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import nbformat
@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from notebook_cells import run_cells
 from torch import Tensor
 
 from itm_lab.evidence.ledger import Ledger
-from itm_lab.parity.comparison import Table
-from itm_lab.parity.reference_cases import run_folder
 from itm_lab.records.parameters import declared_parameters
 from itm_lab.records.rules import comparisons
 from itm_utils.errors import ItmError
@@ -24,39 +23,33 @@ from itm_utils.matcher import ImageBatch, Matcher, OfflineNegatives, PairBatch, 
 from itm_utils.models import aoq
 from itm_utils.models.aoq import (
     KINDS,
-    Line,
+    AnchorScores,
+    LossConfig,
     OfflineLoss,
     OfflineScores,
-    Penalty,
-    ScoreLoss,
-    asked_of,
+    adaptive_weight,
+    anchor_loss,
     build,
     build_miner,
-    chance_of_top,
-    cross_ranks,
-    cross_shares,
-    dev_curves,
-    epochs_to,
-    equation_6,
-    expected_rank,
-    false_shares,
-    hardest,
-    held_out_lines,
-    mean_right_score,
-    online_curves,
-    online_ranks,
-    score_gaps,
-    stages_of,
+    gather_scores,
+    hardest_negatives,
+    loss_statistics,
+    offline_loss,
+    stages,
 )
 from itm_utils.models.bfan import BFAN
 from itm_utils.models.mmca import MMCA, HardNegativeTripletLoss
 from itm_utils.models.scan import SCAN
 from itm_utils.models.vsepp import VSEPP, HingeTriplet, hinge_loss
 from itm_utils.models.vsrn import VSRN
+from itm_utils.training.loop import TrainConfig, _described
 
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
-IDS = torch.tensor([0, 1, 2, 1, 3, 3])  # two pictures stand twice in the batch
+IDS = torch.tensor([0, 1, 2, 1, 3, 3])  # two images stand twice in the batch
+# What the chapter defines for its own analysis and does not export.
+CELLS = ("luck", "equation-6", "curves-data", "false-share", "cross-rank", "gaps", "gap-numbers")
+chapter = run_cells("10_aoq", CELLS, vars(aoq) | {"Path": Path})
 GIVEN = {"margin": 0.3, "offline_margin": 0.05, "alpha": 0.4, "beta": 1.2}
 
 
@@ -73,6 +66,12 @@ def draws(seed: int = 0) -> tuple[Scores, OfflineScores]:
     return Scores(*squares), OfflineScores(*vectors)
 
 
+def batch_loss(scores: Scores, positive: Tensor, offline: OfflineScores | None, **settings) -> Tensor:
+    """The loss of a batch from all its scores (b, b)."""
+    config = LossConfig(**settings)
+    return offline_loss(gather_scores(scores, positive, offline, config), config)
+
+
 def loss_by_loop(
     scores: Scores, offline: OfflineScores, ids: Tensor, kind: str, margin: float, offline_margin: float, alpha: float,
     beta: float, weigh_by: str = "offline", detach: bool = False, clamp: bool = False, squared: bool = False,
@@ -80,38 +79,38 @@ def loss_by_loop(
     """One pair after the other, one term after the other."""
     total = torch.zeros((), dtype=torch.float64)
 
-    def hinge(room: float, right: Tensor, wrong: Tensor) -> Tensor:
-        short = room - right + wrong
-        short = short if short > 0 else short * 0
-        return short * short if squared else short
+    def hinge(margin: float, positive: Tensor, negative: Tensor) -> Tensor:
+        violation = margin - positive + negative
+        violation = violation if violation > 0 else violation * 0
+        return violation * violation if squared else violation
 
     for b in range(len(ids)):
-        wrong = [n for n in range(len(ids)) if ids[n] != ids[b]]
-        c_on = max(wrong, key=lambda n: scores.i2t[b, n].item())
-        i_on = max(wrong, key=lambda n: scores.t2i[n, b].item())
-        belong = bool(ids[i_on] == ids[c_on])
+        negatives = [n for n in range(len(ids)) if ids[n] != ids[b]]
+        c_on = max(negatives, key=lambda n: scores.i2t[b, n].item())
+        i_on = max(negatives, key=lambda n: scores.t2i[n, b].item())
+        match = bool(ids[i_on] == ids[c_on])
         sides = [
             (scores.i2t[b, b], scores.i2t[b, c_on], offline.caption[b], offline.first[b], scores.i2t[i_on, c_on]),
             (scores.t2i[b, b], scores.t2i[i_on, b], offline.image[b], offline.second[b], scores.t2i[c_on, i_on]),
         ]
-        for right, near, listed, derived, derived_online in sides:
+        for positive, online, off, derived, derived_online in sides:
             weight = torch.ones((), dtype=torch.float64)
             if kind == "AdapOffQuin":
-                weight = beta - ((listed if weigh_by == "offline" else right) - near) / alpha
+                weight = beta - ((off if weigh_by == "offline" else positive) - online) / alpha
                 weight = weight * 0 if clamp and weight < 0 else weight
                 weight = weight.detach() if detach else weight
             if kind != "OnlyOffline":
-                total = total + weight * hinge(margin, right, near)
+                total = total + weight * hinge(margin, positive, online)
             if kind != "online":
-                total = total + hinge(offline_margin, right, listed)
+                total = total + hinge(offline_margin, positive, off)
             if kind in ("OffQuin", "AdapOffQuin", "OnlyOffline"):
-                total = total + hinge(offline_margin, right, derived)
-            if kind == "OnlineQuin" and not belong:
-                total = total + hinge(offline_margin, right, derived_online)
+                total = total + hinge(offline_margin, positive, derived)
+            if kind == "OnlineQuin" and not match:
+                total = total + hinge(offline_margin, positive, derived_online)
     return total
 
 
-def slopes(value: Tensor, scores: Scores, offline: OfflineScores) -> tuple[Tensor, ...]:
+def gradients(value: Tensor, scores: Scores, offline: OfflineScores) -> tuple[Tensor, ...]:
     return torch.autograd.grad(value, [scores.i2t, scores.t2i, *offline], materialize_grads=True)
 
 
@@ -128,16 +127,16 @@ SETTINGS = [{"kind": kind} for kind in KINDS] + [
 ]
 
 
-@pytest.mark.parametrize("ids", [IDS, torch.arange(len(IDS))], ids=["by picture", "diagonal"])
+@pytest.mark.parametrize("ids", [IDS, torch.arange(len(IDS))], ids=["by image", "diagonal"])
 @pytest.mark.parametrize("settings", [*SETTINGS, {"kind": "OnlineQuin", "squared": True}], ids=str)
 def test_every_loss_is_its_loop_with_all_gradients(settings: dict, ids: Tensor) -> None:
     same = ids[:, None] == ids
     for seed in range(4):
         scores, offline = draws(seed)
         expected = loss_by_loop(scores, offline, ids, **GIVEN, **settings)
-        found = ScoreLoss(**GIVEN, **settings).of_scores(scores, same, offline)
+        found = batch_loss(scores, same, offline, **GIVEN, **settings)
         torch.testing.assert_close(found, expected, **EXACT)
-        pairs = zip(slopes(found, scores, offline), slopes(expected, scores, offline), strict=True)
+        pairs = zip(gradients(found, scores, offline), gradients(expected, scores, offline), strict=True)
         for ours, theirs in pairs:
             torch.testing.assert_close(ours, theirs, **EXACT)
 
@@ -145,92 +144,88 @@ def test_every_loss_is_its_loop_with_all_gradients(settings: dict, ids: Tensor) 
 def test_the_settings_are_all_different_losses() -> None:
     scores, offline = draws()
     same = IDS[:, None] == IDS
-    values = [ScoreLoss(**GIVEN, **s).of_scores(scores, same, offline).item() for s in SETTINGS]
+    values = [batch_loss(scores, same, offline, **GIVEN, **s).item() for s in SETTINGS]
     different = {round(value, 9) for value in values}
-    assert len(different) == len(values) - 2  # what is detached differs in its slopes alone
+    assert len(different) == len(values) - 2  # what is detached differs in its gradients alone
 
 
 def test_online_is_the_hardest_hinge_of_chapter_01() -> None:
     scores, _ = draws()
     same = torch.eye(len(IDS), dtype=torch.bool)
-    found = ScoreLoss("online", margin=0.3).of_scores(scores, same)
+    found = batch_loss(scores, same, None, kind="online", margin=0.3)
     torch.testing.assert_close(found, hinge_loss(scores, 0.3, hardest=True), **EXACT)
 
 
 def test_flat_weights_give_equation_4() -> None:
     scores, offline = draws()
     same = IDS[:, None] == IDS
-    flat = ScoreLoss(alpha=1e12, beta=1.0).of_scores(scores, same, offline)
-    torch.testing.assert_close(flat, ScoreLoss("OffQuin").of_scores(scores, same, offline), rtol=1e-9, atol=1e-9)
+    flat = batch_loss(scores, same, offline, alpha=1e12, beta=1.0)
+    torch.testing.assert_close(flat, batch_loss(scores, same, offline, kind="OffQuin"), rtol=1e-9, atol=1e-9)
 
 
 # ---------------------------------------------------------------- equation 6
 
 
-def random_line(count: int = 2000) -> Line:
-    """Lines away from the kinks of their hinges."""
+def random_anchors(count: int = 2000) -> AnchorScores:
+    """Anchors away from the kinks of their hinges."""
     values = torch.rand(4, count, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     kinks = [0.2 - values[0] + values[1], values[2] - values[0], values[3] - values[0]]
-    return Line(*values[:, torch.stack(kinks).abs().amin(dim=0) > 1e-3])
+    return AnchorScores(*values[:, torch.stack(kinks).abs().amin(dim=0) > 1e-3])
 
 
-@pytest.mark.parametrize("place", range(4), ids=Line._fields)
+@pytest.mark.parametrize("place", range(4), ids=AnchorScores._fields)
 def test_equation_6_by_finite_differences_and_by_autograd(place: int) -> None:
-    line, penalty, step = random_line(), Penalty(), 1e-5
-    name = Line._fields[place]
-    claimed = equation_6(line, penalty)[place]
-    up, down = (penalty.cost(line._replace(**{name: line[place] + sign * step})) for sign in (1, -1))
+    anchors, config, step = random_anchors(), LossConfig(), 1e-5
+    name = AnchorScores._fields[place]
+    claimed = chapter.equation_6(anchors, config)[place]
+    up, down = (anchor_loss(anchors._replace(**{name: anchors[place] + sign * step}), config) for sign in (1, -1))
     torch.testing.assert_close((up - down) / (2 * step), claimed, rtol=0, atol=1e-7)
-    moving = line[place].clone().requires_grad_()
-    automatic = torch.autograd.grad(penalty.cost(line._replace(**{name: moving})).sum(), moving)[0]
+    moving = anchors[place].clone().requires_grad_()
+    automatic = torch.autograd.grad(anchor_loss(anchors._replace(**{name: moving}), config).sum(), moving)[0]
     torch.testing.assert_close(automatic, claimed, **EXACT)
-    if name != "derived":  # the weight takes part: detached, the slopes are others
-        detached = Penalty(detach=True).cost(line._replace(**{name: moving})).sum()
+    if name != "derived":  # the weight takes part: detached, the gradients are others
+        detached = anchor_loss(anchors._replace(**{name: moving}), LossConfig(detach=True)).sum()
         assert not torch.allclose(torch.autograd.grad(detached, moving)[0], claimed) or name == "positive"
 
 
 def test_where_the_chapter_disagrees_with_the_papers_text() -> None:
-    penalty = Penalty()
-
-    def at(positive: float, online: float, offline: float) -> Line:
-        return equation_6(
-            Line(*(torch.tensor([x], dtype=torch.float64) for x in (positive, online, offline, -1))), penalty
-        )
+    def at(positive: float, online: float, offline: float) -> AnchorScores:
+        scores = (torch.tensor([x], dtype=torch.float64) for x in (positive, online, offline, -1))
+        return chapter.equation_6(AnchorScores(*scores), LossConfig())
 
     assert at(0.6, 0.6, 0.8).offline.item() == pytest.approx(1 - 0.2 / 0.3)  # not neutral where both score alike
     assert at(0.6, 0.7, 0.8).offline.item() == pytest.approx(0)
-    assert at(0.6, 0.5, 0.5).offline.item() < 0  # pulled up below the right pair
+    assert at(0.6, 0.5, 0.5).offline.item() < 0  # pulled up below the positive pair
     pushes = [at(0.6, online, 0.8).online.item() for online in (0.5, 0.6, 0.7, 0.8, 0.9)]
     assert np.allclose(np.diff(pushes), 2 * 0.1 / 0.3)  # linear: no peak near the mean
     assert at(0.6, 0.41, 0.9).online.item() < 0  # a negative weight pulls the online pair up
 
 
-# ---------------------------------------------------------------- batches that have nobody wrong
+# ---------------------------------------------------------------- batches without negatives
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_without_wrong_pairs_has_no_online_terms(kind: str) -> None:
+def test_a_batch_without_negatives_has_no_online_terms(kind: str) -> None:
     scores, offline = draws()
     same = torch.ones(6, 6, dtype=torch.bool)
-    loss = ScoreLoss(kind)
-    found = loss.of_scores(scores, same, offline)
-    expected = ScoreLoss("OnlyOffline").of_scores(scores, same, offline)
+    found = batch_loss(scores, same, offline, kind=kind)
+    expected = batch_loss(scores, same, offline, kind="OnlyOffline")
     if kind in ("OffTri", "OnlineQuin"):
         hinges = (offline.caption - scores.i2t.diagonal()).relu() + (offline.image - scores.t2i.diagonal()).relu()
         expected = hinges.sum()
     elif kind == "online":
         expected = torch.zeros((), dtype=torch.float64)
     torch.testing.assert_close(found, expected, **EXACT)
-    assert all(slope.isfinite().all() for slope in slopes(found + 0 * scores.i2t.sum(), scores, offline))
+    assert all(gradient.isfinite().all() for gradient in gradients(found + 0 * scores.i2t.sum(), scores, offline))
 
 
-def test_the_hardest_is_never_of_the_same_picture() -> None:
+def test_the_hardest_negative_is_never_of_the_same_image() -> None:
     square = torch.zeros(6, 6)
-    square[1, 3] = square[3, 1] = 9.0  # another caption of the same picture
+    square[1, 3] = square[3, 1] = 9.0  # another caption of the same image
     square[1, 4], square[5, 3] = 1.0, 2.0
-    captions, images = hardest(Scores.same(square), IDS[:, None] == IDS)
+    captions, images = hardest_negatives(Scores.same(square), IDS[:, None] == IDS)
     assert captions[1] == 4 and images[3] == 5
-    captions, images = hardest(Scores.same(square), torch.eye(6, dtype=torch.bool))
+    captions, images = hardest_negatives(Scores.same(square), torch.eye(6, dtype=torch.bool))
     assert captions[1] == 3 and images[3] == 1
 
 
@@ -253,7 +248,7 @@ def pair_batch(seed: int, ids: Tensor, token_dim: int = 0, longest: int = 5) -> 
 
 
 def whole_batch(token_dim: int = 0) -> PairBatch:
-    """Right pairs, and both sets of offline pairs with captions of other lengths."""
+    """Positive pairs, and both sets of offline negatives with captions of other lengths."""
     parts = [
         pair_batch(n, ids, token_dim, longest) for n, ids, longest in ((1, IDS, 5), (2, IDS + 7, 7), (3, IDS + 9, 4))
     ]
@@ -301,7 +296,7 @@ def two_ways() -> TwoWays:
 def direct(model: Matcher, batch: PairBatch, **settings) -> Tensor:
     """The loss from scores that are computed one pair at a time, plus the model's own losses."""
     sides = {}
-    for name, part in (("right", batch), ("first", batch.offline.first), ("second", batch.offline.second)):
+    for name, part in (("positive", batch), ("first", batch.offline.first), ("second", batch.offline.second)):
         sides[name] = model.encode_images(part.images), model.encode_texts(part.texts)
 
     def score(image: tuple[str, int], text: tuple[str, int]) -> Scores:
@@ -309,33 +304,33 @@ def direct(model: Matcher, batch: PairBatch, **settings) -> Tensor:
         return model.score_pairs(one, sides[text[0]][1][torch.tensor([text[1]])])
 
     size = range(len(batch))
-    squares = [[score(("right", i), ("right", c)) for c in size] for i in size]
+    squares = [[score(("positive", i), ("positive", c)) for c in size] for i in size]
     scores = Scores(
         *(torch.stack([torch.cat([getattr(s, way) for s in row]) for row in squares]) for way in ("i2t", "t2i"))
     )
     offline = OfflineScores(
-        torch.cat([score(("right", b), ("first", b)).i2t for b in size]),
-        torch.cat([score(("first", b), ("right", b)).t2i for b in size]),
+        torch.cat([score(("positive", b), ("first", b)).i2t for b in size]),
+        torch.cat([score(("first", b), ("positive", b)).t2i for b in size]),
         torch.cat([score(("first", b), ("first", b)).i2t for b in size]),
         torch.cat([score(("second", b), ("second", b)).t2i for b in size]),
     )
     loss = loss_by_loop(scores, offline, IDS, **({"kind": "AdapOffQuin"} | GIVEN | settings))
-    return loss + sum(model.extra_losses(*sides["right"], batch).values())
+    return loss + sum(model.extra_losses(*sides["positive"], batch).values())
 
 
-@pytest.mark.parametrize("picked", [False, True], ids=["all pairs", "picked"])
+@pytest.mark.parametrize("selected", [False, True], ids=["all pairs", "selected pairs"])
 @pytest.mark.parametrize("kind", ["online", "OffQuin", "AdapOffQuin", "OnlineQuin"])
 @pytest.mark.parametrize("make", [vsrn, scan, bfan, mmca, two_ways], ids=lambda make: make.__name__)
-def test_the_objective_is_the_loss_of_pairs_scored_one_by_one(make: Callable, kind: str, picked: bool) -> None:
+def test_the_objective_is_the_loss_of_pairs_scored_one_by_one(make: Callable, kind: str, selected: bool) -> None:
     model = make().eval()
     batch = whole_batch(10 if make is mmca else 0)
-    budget = (2**12 if make is mmca else 2**26) * picked  # the first: a pair at a time
+    budget = (2**12 if make is mmca else 2**26) * selected  # the first: a pair at a time
     expected = direct(model, batch, kind=kind)
     model.zero_grad()
     expected.backward()
     theirs = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
-    found, logs = OfflineLoss(kind, **GIVEN, budget=budget)(model, batch)
+    found, logs = OfflineLoss(LossConfig(kind, **GIVEN), budget=budget)(model, batch)
     found.backward()
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
     assert theirs
@@ -345,13 +340,13 @@ def test_the_objective_is_the_loss_of_pairs_scored_one_by_one(make: Callable, ki
     assert logs["hardest"] == 1.0 and all(isinstance(value, float) for value in logs.values())
 
 
-def test_captioning_counts_for_right_pairs_only() -> None:
+def test_captioning_counts_for_positive_pairs_only() -> None:
     model, batch = vsrn(), whole_batch()
-    with_writer = OfflineLoss()(model, batch)[0]
+    with_captions = OfflineLoss()(model, batch)[0]
     own = model.extra_losses(*aoq.encode(model, batch), batch)["captioning"]
     model.caption_weight = 0.0
     without = OfflineLoss()(model, batch)[0]
-    torch.testing.assert_close(with_writer - without, own, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(with_captions - without, own, rtol=1e-8, atol=1e-8)
     assert own > 1
 
 
@@ -362,14 +357,14 @@ def test_only_what_a_loss_needs_is_encoded(kind: str, passes: int) -> None:
     model, calls = vsrn(), []
     encode = model.encode_images
     model.encode_images = lambda batch: calls.append(len(batch)) or encode(batch)
-    OfflineLoss(kind)(model, whole_batch())
+    OfflineLoss(LossConfig(kind))(model, whole_batch())
     assert calls == [6] * passes
 
 
 @pytest.mark.parametrize(("budget", "warm"), [(0, HingeTriplet), (2**26, HardNegativeTripletLoss)])
 def test_the_warm_up_is_that_of_the_other_chapters(budget: int, warm: type) -> None:
     model, batch = two_ways(), replace(whole_batch(), offline=None)  # no lists are needed yet
-    loss = OfflineLoss(margin=0.3, warmup_epochs=2, budget=budget, negatives=0)
+    loss = OfflineLoss(LossConfig(margin=0.3), warmup_epochs=2, budget=budget, negatives=0)
     for epoch in (0, 1):
         loss.set_epoch(epoch)
         more = {"negatives": 0, "budget": budget} if budget else {}
@@ -381,11 +376,11 @@ def test_the_warm_up_is_that_of_the_other_chapters(budget: int, warm: type) -> N
 
 def test_the_log_tells_how_the_weights_stand() -> None:
     scores, offline = draws(2)
-    loss = ScoreLoss(**GIVEN)
-    lines = loss.lines(asked_of(scores), scores, IDS[:, None] == IDS, offline)
-    found = aoq.described(lines, loss)
-    weights = torch.cat([loss.weight(line) for line in lines])
-    open_hinge = torch.cat([0.3 - line.positive + line.online > 0 for line in lines])
+    config = LossConfig(**GIVEN)
+    anchors = gather_scores(scores, IDS[:, None] == IDS, offline, config)
+    found = loss_statistics(anchors, config)
+    weights = torch.cat([adaptive_weight(side, config) for side in anchors])
+    open_hinge = torch.cat([0.3 - side.positive + side.online > 0 for side in anchors])
     assert found["weight"] == pytest.approx(weights.mean().item(), rel=1e-6)
     assert 0 < found["rewarded"] <= found["negative"] < 1
     assert found["negative"] == pytest.approx(float((weights < 0).double().mean()), rel=1e-6)
@@ -397,53 +392,34 @@ def test_the_log_tells_how_the_weights_stand() -> None:
     ("settings", "message"),
     [({"kind": "Offtri"}, "kind: found 'Offtri'"), ({"weigh_by": "on"}, "weigh_by"), ({"alpha": 0.0}, "alpha")],
 )
-def test_a_misspelt_switch_is_an_error(settings: dict, message: str) -> None:
+def test_a_misspelt_setting_is_an_error(settings: dict, message: str) -> None:
     with pytest.raises(ItmError, match=message):
-        OfflineLoss(**settings)
+        LossConfig(**settings)
 
 
-# ---------------------------------------------------------------- parity
+# ---------------------------------------------------------------- ranks of online negatives
 
 
-@pytest.mark.parametrize("folder", ["aoq", "aoq_variants"])
-def test_parity_with_the_public_code_and_a_second_reading(folder: str) -> None:
-    rows = list(run_folder(ROOT / "tests" / "golden" / folder))
-    assert len({row.case for row in rows}) == {"aoq": 10, "aoq_variants": 3}[folder]
-    assert all(row.ok for row in rows), "\n".join(map(str, rows))
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "golden").glob("aoq*/*.npz")), ids=lambda path: path.stem)
-def test_every_number_of_a_case_is_compared(path: Path) -> None:
-    arrays = dict(np.load(path))
-    table = Table(path.stem)
-    aoq.compare_case(table, json.loads(path.with_suffix(".json").read_text(encoding="utf-8")), arrays)
-    compared = {name for found in table.found.values() for _, name in found}
-    assert {name for name in arrays if name.startswith(("mid.", "out."))} == compared
-
-
-# ---------------------------------------------------------------- luck
-
-
-def test_the_formula_of_luck() -> None:
-    assert expected_rank(566_415, 128) == pytest.approx(4425, abs=1)
-    assert 100 * chance_of_top(566_415, 128) == pytest.approx(2.22, abs=0.01)
-    assert 100 * chance_of_top(500_000, 128) == pytest.approx(2.51, abs=0.01)
+def test_the_formula_of_the_expected_rank() -> None:
+    assert chapter.expected_rank(566_415, 128) == pytest.approx(4425, abs=1)
+    assert 100 * chapter.chance_of_top(566_415, 128) == pytest.approx(2.22, abs=0.01)
+    assert 100 * chapter.chance_of_top(500_000, 128) == pytest.approx(2.51, abs=0.01)
     # by hand: two of three candidates are drawn; the best of them is first with 2/3, second with 1/3
-    assert expected_rank(3, 3) == pytest.approx(4 / 3)
+    assert chapter.expected_rank(3, 3) == pytest.approx(4 / 3)
 
 
 def test_ranks_of_drawn_negatives() -> None:
     generator = np.random.default_rng(0)
     scores = generator.random((400, 900))
-    wrong = np.ones_like(scores, dtype=bool)
-    wrong[:, :300] = False
-    scores[:, :300] += 5  # right ones must neither be drawn nor counted
-    ranks = online_ranks(scores, wrong, 20)
-    assert ranks.min() >= 1 and ranks.mean() == pytest.approx(expected_rank(600, 20), rel=0.1)
-    assert (online_ranks(scores, wrong, 601) == 1).all()  # all of them drawn
-    assert np.mean(ranks <= 50) == pytest.approx(chance_of_top(600, 20, 50), abs=0.06)
-    often = online_ranks(scores[:40], wrong[:40], 20, turns=30)
-    assert len(often) == 1200 and often.mean() == pytest.approx(expected_rank(600, 20), rel=0.1)
+    negative = np.ones_like(scores, dtype=bool)
+    negative[:, :300] = False
+    scores[:, :300] += 5  # positives must neither be drawn nor counted
+    ranks = chapter.online_ranks(scores, negative, 20)
+    assert ranks.min() >= 1 and ranks.mean() == pytest.approx(chapter.expected_rank(600, 20), rel=0.1)
+    assert (chapter.online_ranks(scores, negative, 601) == 1).all()  # all of them drawn
+    assert np.mean(ranks <= 50) == pytest.approx(chapter.chance_of_top(600, 20, 50), abs=0.06)
+    often = chapter.online_ranks(scores[:40], negative[:40], 20, repeats=30)
+    assert len(often) == 1200 and often.mean() == pytest.approx(chapter.expected_rank(600, 20), rel=0.1)
 
 
 # ---------------------------------------------------------------- cross rank and gaps
@@ -465,9 +441,9 @@ def test_cross_ranks_by_loop() -> None:
             bool(scores.i2t[image, other] >= scores.i2t[image, caption]) for other in range(35) if owner[other] != image
         )
         expected.append(max(5 * among_images - 4, among_captions))
-    found = cross_ranks(scores, owner)
+    found = chapter.cross_ranks(scores, owner)
     assert found.tolist() == expected and len(set(expected)) > 3
-    shares = cross_shares(scores, owner)
+    shares = chapter.cross_shares(scores, owner)
     assert shares["cross_rank_first_share"] == pytest.approx(100 * np.mean(np.array(expected) == 1))
     assert shares["cross_rank_far_share"] == pytest.approx(100 * np.mean(np.array(expected) > 0.008 * 35))
 
@@ -475,65 +451,65 @@ def test_cross_ranks_by_loop() -> None:
 def test_a_perfect_and_a_constant_model_stand_at_the_ends_of_the_cross_rank() -> None:
     owner = np.repeat(np.arange(10), 5)
     perfect = torch.from_numpy((owner[None] == np.arange(10)[:, None]).astype(np.float32))
-    assert (cross_ranks(Scores.same(perfect), owner) == 1).all()
-    assert (cross_ranks(Scores.same(torch.zeros(10, 50)), owner) == 46).all()  # 5 * 10 - 4
+    assert (chapter.cross_ranks(Scores.same(perfect), owner) == 1).all()
+    assert (chapter.cross_ranks(Scores.same(torch.zeros(10, 50)), owner) == 46).all()  # 5 * 10 - 4
 
 
-def test_held_out_lines_draw_from_the_miners_lists() -> None:
+def test_held_out_anchors_draw_from_the_miners_lists() -> None:
     owner = torch.arange(20).repeat_interleave(5)
     own = owner[None] == torch.arange(20)[:, None]
     generator = torch.Generator().manual_seed(1)
     miner = Scores(torch.rand(20, 100, generator=generator), torch.rand(20, 100, generator=generator))
-    marked = Scores(torch.zeros(20, 100), torch.zeros(20, 100))  # 1 where the miner lists, 2 where it belongs
+    marked = Scores(torch.zeros(20, 100), torch.zeros(20, 100))  # 1 in the miner's lists, 2 at positives
     for image in range(20):
         marked.i2t[image, miner.i2t[image].masked_fill(own[image], -1).topk(4).indices] = 1
     for caption in range(100):
         marked.t2i[miner.t2i[:, caption].masked_fill(own[:, caption], -1).topk(2).indices, caption] = 1
     marked.i2t[own] = marked.t2i[own] = 2
-    lines = held_out_lines(marked, miner, owner, 16, (4, 2))
-    for line in lines:
-        assert len(line.positive) == 96  # six whole batches of a hundred
-        assert (line.positive == 2).all() and (line.offline == 1).all()
-        assert set(line.online.tolist()) == {0.0, 1.0}  # the hardest of a batch is now and then a listed one
-    again = held_out_lines(marked, miner, owner, 16, (4, 2))
-    assert torch.equal(again[0].online, lines[0].online)
-    gaps = score_gaps(lines)
-    out = torch.cat([line.online == 1 for line in lines]).float().mean().item()
+    anchors = chapter.held_out_anchors(marked, miner, owner, 16, (4, 2))
+    for side in anchors:
+        assert len(side.positive) == 96  # six whole batches of a hundred
+        assert (side.positive == 2).all() and (side.offline == 1).all()
+        assert set(side.online.tolist()) == {0.0, 1.0}  # the hardest of a batch is now and then in the lists
+    again = chapter.held_out_anchors(marked, miner, owner, 16, (4, 2))
+    assert torch.equal(again[0].online, anchors[0].online)
+    gaps = chapter.score_gaps(anchors)
+    out = torch.cat([side.online == 1 for side in anchors]).float().mean().item()
     assert gaps["gap_positive_offline"] == pytest.approx(1)
     assert gaps["gap_offline_online"] == pytest.approx(1 - out)
     assert gaps["order_violations"] == pytest.approx(100 * out)
     assert gaps["mean_listed_score"] == pytest.approx(1)
-    assert mean_right_score(marked, owner) == pytest.approx(2)
+    assert chapter.mean_positive_score(marked, owner) == pytest.approx(2)
     one_way = Scores(marked.i2t, marked.t2i + 1)
-    assert mean_right_score(one_way, owner) == pytest.approx(2.5)  # both directions count
+    assert chapter.mean_positive_score(one_way, owner) == pytest.approx(2.5)  # both directions count
 
 
 def test_epochs_to_a_value(tmp_path: Path) -> None:
     log = [{"step": n, "loss": 1.0} for n in range(3)]
     log += [{"val_i2t_r1": a, "val_t2i_r1": b, "val_rsum": 0.0} for a, b in ((1, 1), (4, 2), (3, 3), (9, 0))]
-    curves = dev_curves(log)
+    curves = chapter.dev_curves(log)
     assert curves == {"i2t": [1, 4, 3, 9], "t2i": [1, 2, 3, 0]}
-    assert [epochs_to(curves["i2t"], goal) for goal in (0, 4, 9, 10)] == [1, 2, 4, 5]
-    assert [epochs_to(curves["t2i"], max(curves[way])) for way in ("t2i", "i2t")] == [3, 5]
-    with pytest.raises(ItmError, match="Run the online arm"):
-        online_curves(tmp_path)
+    assert [chapter.epochs_to(curves["i2t"], goal) for goal in (0, 4, 9, 10)] == [1, 2, 4, 5]
+    assert [chapter.epochs_to(curves["t2i"], max(curves[way])) for way in ("t2i", "i2t")] == [3, 5]
+    with pytest.raises(ItmError, match="Run the online variant"):
+        chapter.online_curves(tmp_path)
     (tmp_path / "final").mkdir()
     (tmp_path / "final" / "log.jsonl").write_text("\n".join(map(json.dumps, log)), encoding="utf-8")
-    assert online_curves(tmp_path) == curves
+    assert chapter.online_curves(tmp_path) == curves
 
 
 def test_a_run_that_never_gets_there_is_not_the_faster_one() -> None:
     """The rule of AOQ-13 subtracts: a miss of the shorter run must not look like a gain."""
     late, never = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], [1.0, 1.0, 1.0]
-    assert epochs_to(late, max(late)) - epochs_to(never, max(late)) == 4  # what came out before
-    assert epochs_to(late, max(late)) - epochs_to(never, max(late), len(late)) == -1
-    assert epochs_to(never, max(late), 2) == 4
+    assert chapter.epochs_to(late, max(late)) - chapter.epochs_to(never, max(late)) == 4  # what came out before
+    assert chapter.epochs_to(late, max(late)) - chapter.epochs_to(never, max(late), len(late)) == -1
+    assert chapter.epochs_to(never, max(late), 2) == 4
 
 
 def test_false_shares_by_place() -> None:
     truth = np.array([[True, False, True, False], [False, False, True, False]])
-    listed = np.array([[2, 1, 3], [2, 0, 1]], dtype=np.int32)
-    assert false_shares(listed, truth).tolist() == [1.0, 0.0, 0.0]
+    lists = np.array([[2, 1, 3], [2, 0, 1]], dtype=np.int32)
+    assert chapter.false_shares(lists, truth).tolist() == [1.0, 0.0, 0.0]
 
 
 # ---------------------------------------------------------------- the chapter's parameters
@@ -546,7 +522,7 @@ def parameters(**more) -> dict:
 
 
 @pytest.mark.parametrize(("base_model", "kind"), [("vsrn", VSRN), ("scan", SCAN), ("bfan", BFAN)])
-def test_hosts_and_miners(base_model: str, kind: type) -> None:
+def test_base_models_and_miners(base_model: str, kind: type) -> None:
     given = parameters(base_model=base_model, miner_width=10, width=12)
     assert type(build(given, 30, 6)) is kind
     miner = build_miner(given, 30, 6)
@@ -570,23 +546,38 @@ def test_hosts_and_miners(base_model: str, kind: type) -> None:
 )
 def test_every_model_of_a_run_warms_up_at_most_once(given: dict, names: list[str], warmups: list[int]) -> None:
     given = parameters(**({"width": 8, "first_warmup_epochs": 1, "warmup_epochs": 2} | given))
-    rounds = stages_of(given, build(given, 30, 6))
-    assert [one.name for one in rounds] == names
-    assert [one.objective.warmup_epochs for one in rounds] == warmups
-    assert all(one.objective.kind == "online" for one in rounds[:-1])
-    if given["start"] == "fine-tune":  # what is fine-tuned is of the host's kind
-        assert type(rounds[-2].matcher) is type(rounds[-1].matcher)
+    found = stages(given, build(given, 30, 6))
+    assert [stage.name for stage in found] == names
+    assert [stage.mines for stage in found] == [name == "miner" for name in names]
+    assert [stage.objective.warmup_epochs for stage in found] == warmups
+    assert all(stage.objective.config.kind == "online" for stage in found[:-1])
+    if given["start"] == "fine-tune":  # what is fine-tuned has the architecture of the base model
+        assert type(found[-2].model) is type(found[-1].model)
 
 
-def test_a_host_that_is_fine_tuned_has_a_round_one_of_its_own() -> None:
+def test_a_base_model_that_is_fine_tuned_has_a_round_one_of_its_own() -> None:
     given = parameters(base_model="bfan", start="fine-tune", width=8, first_epochs=30, first_learning_rate=0.1)
     given |= {"base_epochs": 20, "base_decay_every": 15, "epochs": 7, "learning_rate": 0.5, "batch_size": 9}
-    miner, base_model, _ = stages_of(given, build(given, 30, 6))
-    assert (miner.epochs, miner.learning_rate) == (30, 0.1)
-    assert base_model[3:] == (20, 9, 0.5, 15)
+    for schedule, decays in (("lab", (30, 20, 7)), ("paper", (15, 15, 10))):  # lab: one cosine over all epochs
+        found = stages(given | {"schedule": schedule}, build(given, 30, 6))
+        miner, base_model, final = (stage.config for stage in found)
+        assert (miner.epochs, miner.learning_rate) == (30, 0.1)
+        assert (base_model.epochs, base_model.batch_size, base_model.learning_rate) == (20, 9, 0.5)
+        assert (final.epochs, final.batch_size, final.learning_rate) == (7, 9, 0.5)
+        assert tuple(stage.config.decay_every for stage in found) == decays
+        assert {stage.config.schedule for stage in found} == {"cosine" if schedule == "lab" else "step"}
+        assert all(isinstance(stage.config, TrainConfig) for stage in found)
 
 
-# ---------------------------------------------------------------- the recipes, arm against arm
+def test_the_last_stage_has_the_loss_of_the_parameters() -> None:
+    settings = {"kind": "OffQuin", "margin": 0.3, "offline_margin": 0.1, "alpha": 0.4, "beta": 1.2}
+    settings |= {"weigh_by": "positive", "detach": True, "clamp": True, "squared": True}
+    given = parameters(width=8, by_image=False, **settings)
+    objective = stages(given, build(given, 30, 6))[-1].objective
+    assert asdict(objective.config) == settings and not objective.by_image
+
+
+# ---------------------------------------------------------------- the recipes, variant against variant
 
 
 def variants(dataset: str) -> dict[str, dict]:
@@ -599,7 +590,7 @@ def differing(one: dict, other: dict) -> set[str]:
     return {name for name in one if one[name] != other[name]} - {"variant", "run_dir", "learning_rate", "online_run"}
 
 
-def test_every_arm_of_a_rule_has_a_recipe() -> None:
+def test_every_variant_of_a_rule_has_a_recipe() -> None:
     ledger = Ledger()
     for dataset in ("scenes", "coco", "f30k"):
         rules = [rule for name, rule in ledger.rules.items() if name.startswith("AOQ") and dataset in rule["datasets"]]
@@ -614,7 +605,7 @@ def test_every_arm_of_a_rule_has_a_recipe() -> None:
 
 
 def test_what_is_compared_differs_in_what_the_rule_names() -> None:
-    """Lab arms: rounds of equal length, and one thing changed at a time."""
+    """Lab variants: rounds of equal length, and one thing changed at a time."""
     lab = variants("scenes")
     for base_model in ("VSRN", "SCAN", "BFAN"):
         whole = lab[f"{base_model} AdapOffQuin"]
@@ -658,7 +649,7 @@ def test_a_shared_miner_begins_with_the_same_weights_whoever_trains_it() -> None
     weights = []
     for base_model in ("vsrn", "scan"):
         given = parameters(base_model=base_model, width=8, seed=3)
-        miner = stages_of(given, build(given, 30, 6))[0].matcher
+        miner = stages(given, build(given, 30, 6))[0].model
         weights.append(torch.cat([weight.flatten() for weight in miner.parameters()]))
     assert torch.equal(*weights)
 
@@ -669,10 +660,9 @@ def test_a_misspelt_choice_is_an_error(wrong: dict) -> None:
         build(parameters(**wrong), 30, 6)
 
 
-def test_training_remembers_every_switch() -> None:
-    from itm_utils.training.loop import _described
-
-    plain, other = _described(OfflineLoss()), _described(OfflineLoss(detach=True, alpha=0.5, by_image=False))
+def test_training_remembers_every_setting() -> None:
+    other = OfflineLoss(LossConfig(detach=True, alpha=0.5), by_image=False)
+    plain, other = _described(OfflineLoss()), _described(other)
     assert {name for name in plain if plain[name] != other[name]} == {"detach", "alpha", "by_image"}
     assert {
         "kind",
@@ -685,3 +675,4 @@ def test_training_remembers_every_switch() -> None:
         "warmup_epochs",
         "budget",
     } <= set(plain)
+    assert set(asdict(LossConfig())) <= set(plain) and plain["name"] == "OfflineLoss"
