@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from itm_lab.data.disk import counted
+from itm_lab.data.entities import OUT_OF_IMAGE, entities_grounding, read_boxes
 from itm_lab.data.registry import ENTITIES_FOLDER, ENTITIES_IMAGES, ENTITIES_PAGE, KARPATHY_PAGE, KNOWN
 from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, damaged, verdict
-from itm_utils.data.phrases import OUT_OF_IMAGE, Grounding, entities_grounding, read_boxes
+from itm_utils.data.phrases import Grounding
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.errors import ItmError
 

@@ -26,6 +26,7 @@ from itm_lab.data import registry as known
 from itm_lab.data import scan
 from itm_lab.data.bottom_up import convert
 from itm_lab.data.cli import app
+from itm_lab.data.coco_judgements import _numbers
 from itm_lab.data.karpathy import coco_file_name, image_key, read_karpathy
 from itm_lab.data.registry import Known
 from itm_lab.data.selection import Wanted, wanted_from_karpathy
@@ -34,7 +35,6 @@ from itm_lab.data.tsv import SIX
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError
-from itm_utils.metrics.multi_positive import _numbers
 
 SCRIPT = Path(__file__).resolve().parents[1] / "killed_convert.py"
 REGIONS, WIDTH, SIZE = 3, 4, (64, 48)

@@ -757,7 +757,15 @@ def test_a_run_in_two_stages_ranks_with_the_sum_of_both(
     toy_pairs: PairDataset, toy_root: Path, toy_vocabulary: Vocabulary, tmp_path: Path, shared: str
 ) -> None:
     torch.manual_seed(0)
-    sizes = {"token_dim": 6, "width": 8, "heads": 2, "feed_forward": 8, "word_dim": 8, "text_backbone": "gru", "top_k": 2}
+    sizes = {
+        "token_dim": 6,
+        "width": 8,
+        "heads": 2,
+        "feed_forward": 8,
+        "word_dim": 8,
+        "text_backbone": "gru",
+        "top_k": 2,
+    }
     sizes["vocabulary_size"] = len(toy_vocabulary)
     model = DCPA(toy_pairs.split.feature_dim, sizes | {"channels": 4}, sizes, intra_weight=0.3)
     run = tmp_path / "runs/s4"
@@ -798,7 +806,10 @@ def test_every_matcher_says_where_its_words_look_or_has_none(any_pairs: PairData
     split, texts = any_pairs.split, any_pairs.texts
     sentence, looking = split.captions[17], set()
     for matcher in exported(Matcher):
-        if "PUBLIC_NAMES" not in vars(matcher) and matcher.__name__ not in ("MeanPool", "DCPA"):  # a part of models, not a model
+        if "PUBLIC_NAMES" not in vars(matcher) and matcher.__name__ not in (
+            "MeanPool",
+            "DCPA",
+        ):  # a part of models, not a model
             continue
         model = small(matcher, 1 + int(texts.ids.max()), split.feature_dim)
         opened = searching.Opened(model, split, Path("best.safetensors"), {}, split.root)

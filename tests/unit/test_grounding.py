@@ -10,20 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from itm_lab.data.entities import NO_LETTERS, NOT_VISUAL, OUT_OF_IMAGE, UNBALANCED, UNMATCHED, entities_grounding
 from itm_lab.scenes import load_scenes, scenes_folder
 from itm_lab.scenes.phrases import scenes_grounding
 from itm_utils.data.batches import WordCaptions
-from itm_utils.data.phrases import (
-    NO_LETTERS,
-    NOT_VISUAL,
-    OUT_OF_IMAGE,
-    UNBALANCED,
-    UNMATCHED,
-    Grounding,
-    Phrase,
-    entities_grounding,
-    phrase_of_words,
-)
+from itm_utils.data.phrases import Grounding, Phrase, phrase_of_words
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.text_encoder import bert_captions
 from itm_utils.data.vocabulary import Vocabulary
