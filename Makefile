@@ -82,9 +82,9 @@ reproduce: $(STAMP)  ## run the lab recipes again with their seeds, and compare 
 student: $(STAMP)  ## copies of the chapters without solutions, in _build/student/
 	@$(BIN)/itm notebooks student
 
-lint: $(STAMP)  ## ruff, codespell, notebook rules, stale modules
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && \
-	$(BIN)/itm notebooks lint && $(BIN)/itm export --check
+lint: $(STAMP)  ## ruff, pyright, import contracts, spelling, vocabulary, notebook rules, stale modules
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/lint-imports && \
+	$(BIN)/pyright && $(BIN)/itm vocabulary && $(BIN)/itm notebooks lint && $(BIN)/itm export --check
 
 format: $(STAMP)  ## ruff fixes and formatting, notebook metadata cleaned
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(BIN)/itm notebooks lint --fix

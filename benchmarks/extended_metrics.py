@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from itm_lab.data.coco_judgements import COCO_SIZE, coco_extended
 from itm_utils.files import write_json
 from itm_utils.matcher import Scores
-from itm_utils.metrics.multi_positive import COCO_SIZE, coco_extended
 
 warnings.simplefilter("ignore", UserWarning)
 from eccv_caption import Metrics  # noqa: E402  (it warns about an optional reader)

@@ -2,7 +2,7 @@
 
 1,000 images x 5,000 captions, 36 regions, width 1,024. The loop scores one caption at a time and builds every attended
 vector; it is timed on some captions and scaled to all by the number of words. Positions are part of the encoder, which
-runs once an image, so they are no part of this.
+runs once per image, so they are no part of this.
 
     python benchmarks/pfan_scoring.py        (a few minutes; writes benchmarks/results/pfan_scoring.json)
 """
@@ -14,14 +14,15 @@ import torch
 from harness import REGIONS, WIDTH, finish, peak_beyond, random_side, sentence_lengths, settings, some_of, start, timed
 from torch import Tensor
 
+from itm_lab.parity.adapters.pfan import BONUS
 from itm_utils.matcher import Images, Texts
-from itm_utils.models.pfan import PFAN, PUBLIC_BONUS, pfan_by_loop
+from itm_utils.models.pfan import PFAN, score_by_loop
 from itm_utils.scoring import score_all
 
 TEMPERATURE = {"t2i": 9.0, "i2t": 4.0}
 
 
-def look(direction: str) -> dict[str, object]:
+def published(direction: str) -> dict[str, object]:
     """The published settings of a direction."""
     return {
         "direction": direction,
@@ -29,14 +30,16 @@ def look(direction: str) -> dict[str, object]:
         "temperature": TEMPERATURE[direction],
         "pooling": "Mean",
         "lse": 6.0,
-        "bonus": PUBLIC_BONUS[direction],
+        "bonus": BONUS[direction],
     }
 
 
 @torch.inference_mode()
 def measure(direction: str, images: Images, texts: Texts, loop_captions: int, rounds: int) -> dict[str, float | None]:
     """Seconds of the kernel on all captions and of the loop on some, best of rounds; largest difference; peak memory."""
-    model = PFAN(vocabulary_size=4, image_dim=4, width=WIDTH, word_dim=4, position="none", **look(direction)).eval()
+    model = PFAN(
+        vocabulary_size=4, image_dim=4, width=WIDTH, word_dim=4, position="none", **published(direction)
+    ).eval()
     chosen = some_of(texts, loop_captions)
     part = texts[chosen]
     kept: dict[str, Tensor] = {}
@@ -46,7 +49,7 @@ def measure(direction: str, images: Images, texts: Texts, loop_captions: int, ro
         kept["kernel"] = score_all(model, images, texts, progress=False).i2t
 
     def loop() -> None:
-        kept["loop"] = pfan_by_loop(images, part, **look(direction))
+        kept["loop"] = score_by_loop(images, part, **published(direction))
 
     peak = None
     for _ in range(rounds):  # in turns: a busy minute of the machine hits both

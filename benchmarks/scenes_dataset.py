@@ -22,11 +22,11 @@ from torch.nn import functional as F
 
 from itm_lab.scenes import Recipe, load_scenes, oracle_matrix, scenes_folder
 from itm_lab.scenes.build import PROPOSAL_STREAM, SPLITS
-from itm_lab.scenes.dice import Dice
 from itm_lab.scenes.draw import draw, toy_boxes
 from itm_lab.scenes.families import sample_split
 from itm_lab.scenes.features import WEIGHTS, load_net, region_features
 from itm_lab.scenes.oracle import ceiling
+from itm_lab.scenes.portable_random import PortableRandom
 from itm_lab.scenes.proposals import propose
 from itm_lab.scenes.world import ATTRIBUTES
 from itm_utils.boxes import iou
@@ -75,7 +75,10 @@ def speed(pictures: int = 200) -> dict[str, float]:
     images = np.stack([draw(member.scene) for member in members])
     marks.append(clock())
     boxes = np.stack(
-        [propose(Dice(5, 0, PROPOSAL_STREAM, k), toy_boxes(m.scene), recipe.knobs) for k, m in enumerate(members)]
+        [
+            propose(PortableRandom(5, 0, PROPOSAL_STREAM, k), toy_boxes(m.scene), recipe.knobs)
+            for k, m in enumerate(members)
+        ]
     )
     marks.append(clock())
     region_features(net, images, boxes)

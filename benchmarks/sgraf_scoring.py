@@ -1,8 +1,8 @@
-"""SGRAF's scores in tiles against one caption at a time: time and memory of both heads.
+"""SGRAF's scores in blocks against one caption at a time: time and memory of both heads.
 
-1,000 images with 36 regions, width 1,024, 256 numbers a similarity vector, three rounds of reasoning, one thread. The
-loop is the way of the public code: each caption with all images at once, every vector built, every node asked in every
-round. The public code cuts the images into shards of 100 first, which is kinder to the cache; that loop is timed as well.
+1,000 images with 36 regions, width 1,024, similarity vectors of 256 dimensions, three reasoning steps, one thread. The
+loop is the way of the public code: each caption with all images at once, every vector built, every node updated in every
+step. The public code cuts the images into shards of 100 first, which is kinder to the cache; that loop is timed as well.
 All ways score the same captions, in turns, with the same allocator.
 
     python benchmarks/sgraf_scoring.py        (about ten minutes; writes benchmarks/results/sgraf_scoring.json)
@@ -18,7 +18,7 @@ from harness import REGIONS, WIDTH, finish, random_side, sentence_lengths, setti
 from torch import Tensor, nn
 
 from itm_utils.matcher import Images, Texts
-from itm_utils.models.sgraf import HEADS, SGRAF, sgraf_by_loop
+from itm_utils.models.sgraf import HEADS, SGRAF, score_by_loop
 from itm_utils.scoring import score_all
 
 SHARD = 100  # images that the public code scores at a time
@@ -34,7 +34,7 @@ def side(kind: type, lengths: np.ndarray, rng: torch.Generator) -> Images | Text
 @torch.inference_mode()
 def by_loop(model: SGRAF, images: Images, texts: Texts, step: int) -> Tensor:
     """The loop over captions, for ``step`` images at a time."""
-    parts = [sgraf_by_loop(model, images[row : row + step], texts) for row in range(0, len(images), step)]
+    parts = [score_by_loop(model, images[row : row + step], texts) for row in range(0, len(images), step)]
     return torch.cat(parts)
 
 

@@ -102,12 +102,12 @@ def mine(
     checkpoint: Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints.")],
     data: Annotated[str, typer.Option(help="The dataset folder it was trained on, or scenes.")],
     out: Annotated[Path, typer.Option(help="Where the lists go.")],
-    texts: Annotated[int, typer.Option(help="Wrong captions for each image.")] = 300,
-    images: Annotated[int, typer.Option(help="Wrong images for each caption.")] = 60,
-    part: Annotated[float, typer.Option(help="The run's train_fraction: the first pictures only.")] = 1.0,
+    texts: Annotated[int, typer.Option(help="Negative captions for each image.")] = 300,
+    images: Annotated[int, typer.Option(help="Negative images for each caption.")] = 60,
+    part: Annotated[float, typer.Option(help="The run's train_fraction: the first images only.")] = 1.0,
     megabytes: Annotated[int, typer.Option(min=1, help="Memory for encodings and scores.")] = 1024,
 ) -> None:
-    """List the hardest wrong captions and images of a training set. Called again, it goes on."""
+    """Mine offline hard negatives: candidate lists of a training set. Called again, it goes on."""
     from itm_lab.experiments.mine import mine_checkpoint
 
     lists = mine_checkpoint(checkpoint, data, out, texts, images, part, megabytes)
@@ -134,11 +134,11 @@ def export(
 
 
 @app.command(name="run")
-def run_recipes(
-    recipes: Annotated[list[str] | None, typer.Argument(help="Recipes, by name or file.")] = None,
-    parameter: Annotated[list[str] | None, typer.Option("-p", help="name=value, over the recipe's.")] = None,
+def run_experiments(
+    experiments: Annotated[list[str] | None, typer.Argument(help="Names, e.g. dcpa/f30k/intra.")] = None,
+    parameter: Annotated[list[str] | None, typer.Option("-p", help="name=value, over the experiment's.")] = None,
     table: Annotated[str, typer.Option(help="All rows of a table and their ensembles, e.g. scan/table_1.")] = "",
-    seeds: Annotated[str, typer.Option(help="e.g. 0-4; otherwise the recipe's.")] = "",
+    seeds: Annotated[str, typer.Option(help="e.g. 0-4; otherwise the experiment's.")] = "",
     search: Annotated[list[str] | None, typer.Option(help="name=a,b,c: each value alone, judged on dev.")] = None,
     grid: Annotated[
         list[str] | None, typer.Option(help="name=a,b: every combination, on dev; seeds 100, 101, …")
@@ -152,27 +152,63 @@ def run_recipes(
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
     receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
 ) -> None:
-    """Run recipes with papermill to a receipt each. Called again after an interruption, it goes on."""
-    from itm_lab.experiments import cost as planner
+    """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
+    from itm_lab.evidence.run_tables import compared, table_of
     from itm_lab.experiments import runner
     from itm_lab.experiments.ensembles import run_ensembles
+    from itm_lab.experiments.plan import plan
 
     root = Paths.find().root
-    planned = planner.plan(root, recipes or [], table, seeds, parameter or [], search or [], grid or [])
-    if show or dry_run:
-        plan = planner.described(planned, gpu, root / receipts, measure)
-        for line in map(runner.shown, planned) if show else plan:
+    planned = plan(root, experiments or [], table, seeds, parameter or [], search or [], grid or [])
+    if show:
+        for job in planned:
+            typer.echo(runner.shown(job))
+        return
+    if dry_run:
+        from itm_lab.experiments.cost import described
+
+        for line in described(planned, gpu, root / receipts, measure):
             typer.echo(line)
         return
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
     failed = runner.run_jobs(planned, root / receipts, at_a_time)
     if not failed and not search and not grid:
-        for line in runner.table_of(root / receipts, run_ensembles(planned, root / receipts)):
+        for line in table_of(root / receipts, run_ensembles(planned, root / receipts)):
             typer.echo(line)
     if receipts != Path("receipts"):
-        for line in runner.compared(root / receipts, root / "receipts"):
+        for line in compared(root / receipts, root / "receipts"):
             typer.echo(line)
     raise typer.Exit(bool(failed))
+
+
+@app.command()
+def recipe(
+    experiments: Annotated[list[str] | None, typer.Argument(help="Names, e.g. dcpa/f30k/intra.")] = None,
+    parameter: Annotated[list[str] | None, typer.Option("-p", help="name=value, over the experiment's.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write files below this folder; all experiments if none is named.")
+    ] = None,
+    names: Annotated[bool, typer.Option("--list", help="Every experiment, and what it is.")] = False,
+) -> None:
+    """Print all parameters of an experiment's run as YAML, for papermill's -y; or write files for its -f."""
+    from itm_lab.experiments.experiment_files import read_experiments
+    from itm_lab.experiments.plan import plan_one
+
+    root = Paths.find().root
+    if names:
+        for name, experiment in read_experiments(root).items():
+            typer.echo(f"{name}: {experiment.about}")
+        return
+    if write is None:
+        if len(experiments or []) != 1:
+            raise ItmError("itm recipe: give one experiment, or --write, or --list")
+        typer.echo(plan_one(root, experiments[0], parameter or []).recipe, nl=False)
+        return
+    for name in experiments or read_experiments(root):
+        path = write / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(plan_one(root, name, parameter or []).recipe, encoding="utf-8")
+        typer.echo(path)
 
 
 @app.command()
@@ -185,6 +221,17 @@ def ensemble(
     from itm_lab.experiments.ensembles import ensemble_of
 
     ensemble_of(folders, variant, Paths.find().root / receipts)
+
+
+@app.command()
+def vocabulary() -> None:
+    """Check that the packages use the field's words."""
+    from itm_lab.publish.vocabulary import denied_words
+
+    found = list(denied_words(Paths.find().root))
+    for line in found:
+        typer.echo(line, err=True)
+    raise typer.Exit(bool(found))
 
 
 @notebooks.command()

@@ -1,3 +1,3 @@
 """What every chapter of the book shares and no paper is about."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

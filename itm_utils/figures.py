@@ -1,4 +1,4 @@
-"""The book's one visual style and its recurring pictures.
+"""The book's one visual style and its recurring figures.
 
 Figures have an opaque light background: they read the same on the light and the dark page. Colours are those of
 Okabe and Ito, which stay apart for colour-blind readers; a method keeps its colour through the whole book.
@@ -34,8 +34,8 @@ METHOD_COLOURS = {
     "CCR/CCS": "#009e73",
     "oracle": "#000000",
 }
-WEIGHTS = sns.light_palette("#0072b2", as_cmap=True)  # attention and other things that start at zero
-SCORES = sns.diverging_palette(30, 245, s=85, l=55, as_cmap=True)  # similarities, which have a sign
+WEIGHTS = sns.light_palette("#0072b2", as_cmap=True)  # attention weights and other values that start at zero
+SCORES = sns.diverging_palette(30, 245, s=85, l=55, as_cmap=True)  # similarity scores, which have a sign
 
 
 def use_style() -> None:
@@ -86,7 +86,7 @@ def matrix(
     ax: Axes | None = None,
     signed: bool = True,
 ) -> Axes:
-    """A small matrix with its numbers in the cells: scores (``signed``) or weights.
+    """Annotated heat map of a small matrix: scores (``signed``) or attention weights.
 
     values: (rows, columns). what: the label of the colour bar.
     """
@@ -115,7 +115,7 @@ def matrix(
 def training_curves(
     log: Sequence[Mapping[str, Any]], *, metric: str = "rsum", name: str = "mean-pool"
 ) -> tuple[Axes, Axes]:
-    """Loss of every step (thin) with its running mean (thick), and a validation metric where it was measured."""
+    """Training loss per step (thin) with its running mean (thick), and a validation metric where it was measured."""
     loss = np.array([[record["step"], record["loss"]] for record in log if "loss" in record])
     measured = np.array([[record["step"], record[f"val_{metric}"]] for record in log if f"val_{metric}" in record])
     _, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2))
@@ -132,7 +132,7 @@ def training_curves(
 
 
 def intervals(values: Mapping[str, tuple[float, float, float]], *, what: str, ax: Axes | None = None) -> Axes:
-    """One row a method: its value as a dot, its interval as a line.
+    """Dot plot with one row per method: its value as a dot, its interval as a line.
 
     values: method → (value, low, high).
     """

@@ -7,7 +7,8 @@ Axis letters, the same in every shape comment and einsum of the book:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -15,6 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from itm_utils.errors import ItmError
+
+# Default of fields that not every dataset or model fills. They are declared as tensors, because whoever reads one knows
+# that it is there; where it may be missing, ``is None`` is asked.
+ABSENT: Any = None
 
 
 @dataclass
@@ -46,7 +51,7 @@ class TensorBatch:
 
     def __getitem__(self, index: slice | Tensor) -> Self:
         """Rows ``index`` (a slice, or a tensor of positions or booleans) of every tensor."""
-        if isinstance(index, Tensor) and index.dtype == torch.long:  # its slope is cheaper than that of brackets
+        if isinstance(index, Tensor) and index.dtype == torch.long:  # cheaper backward pass than indexing
             return self._map(lambda tensor: tensor.index_select(0, index))
         return self._map(lambda tensor: tensor[index])
 
@@ -105,8 +110,8 @@ class ImageBatch(TensorBatch):
     regions: Tensor
     mask: Tensor
     ids: Tensor
-    boxes: Tensor | None = None
-    sizes: Tensor | None = None
+    boxes: Tensor = ABSENT
+    sizes: Tensor = ABSENT
 
 
 @dataclass
@@ -123,10 +128,10 @@ class TextBatch(TensorBatch):
 
     lengths: Tensor
     ids: Tensor
-    words: Tensor | None = None
-    features: Tensor | None = None
-    special: Tensor | None = None
-    spans: Tensor | None = None
+    words: Tensor = ABSENT
+    features: Tensor = ABSENT
+    special: Tensor = ABSENT
+    spans: Tensor = ABSENT
 
     @property
     def mask(self) -> Tensor:
@@ -139,13 +144,13 @@ class TextBatch(TensorBatch):
 class PairBatch(TensorBatch):
     """One training batch: image b matches caption b.
 
-    Equal ``images.ids`` mean that the same picture stands twice in the batch.
+    Equal ``images.ids`` mean that the same image stands twice in the batch.
     offline: hard negatives from lists that were mined beforehand, or None.
     """
 
     images: ImageBatch
     texts: TextBatch
-    offline: OfflineNegatives | None = None
+    offline: OfflineNegatives = ABSENT
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -155,8 +160,8 @@ class PairBatch(TensorBatch):
 class OfflineNegatives(TensorBatch):
     """Offline negatives of a batch, one of each kind for every pair: row b belongs to pair b.
 
-    first: a wrong image for the caption, beside a wrong caption for the image.
-    second: the true image of that wrong caption, beside a true caption of that wrong image.
+    first: a negative image for the caption, beside a negative caption for the image.
+    second: the true image of that negative caption, beside a true caption of that negative image.
     """
 
     first: PairBatch
@@ -170,16 +175,16 @@ class OfflineNegatives(TensorBatch):
 class Encoded(TensorBatch):
     """One side after its encoder. Attention models fill ``local`` and ``mask``, embedding models ``pooled``.
 
-    local: (n, k, d) one vector a region or word.
+    local: (n, k, d) one vector per region or word.
     mask: (n, k) True where there is one.
-    pooled: (n, d) one vector an item.
-    extra: (n, …) whatever a model computes once an item instead of once a pair.
+    pooled: (n, d) one vector per item.
+    extra: (n, …) whatever a model computes once per item instead of once per pair.
     extra_local: (n, k, …) the same for each region or word; cut to shorter captions together with ``local``.
     """
 
-    local: Tensor | None = None
-    mask: Tensor | None = None
-    pooled: Tensor | None = None
+    local: Tensor = ABSENT
+    mask: Tensor = ABSENT
+    pooled: Tensor = ABSENT
     extra: dict[str, Tensor] = field(default_factory=dict)
     extra_local: dict[str, Tensor] = field(default_factory=dict)
 
@@ -252,6 +257,9 @@ def length_mask(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
 
 
+LossTerm = Callable[[Images, Texts, PairBatch], dict[str, Tensor]]
+
+
 class Matcher(nn.Module):
     """The one interface of every model in the book.
 
@@ -282,11 +290,11 @@ class Matcher(nn.Module):
         super().__init__()
 
     def encode_images(self, batch: ImageBatch) -> Images:
-        """Everything that can be computed once an image."""
+        """Everything that can be computed once per image."""
         raise ItmError(f"{type(self).__name__} does not define encode_images")
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        """Everything that can be computed once a caption."""
+        """Everything that can be computed once per caption."""
         raise ItmError(f"{type(self).__name__} does not define encode_texts")
 
     def score(self, images: Images, texts: Texts) -> Scores:
@@ -304,6 +312,26 @@ class Matcher(nn.Module):
     def extra_losses(self, images: Images, texts: Texts, batch: PairBatch) -> dict[str, Tensor]:
         """A model's own loss terms on the matched pairs; every objective adds them."""
         return {}
+
+    @contextmanager
+    def with_loss_term(self, term: LossTerm) -> Iterator[None]:
+        """Temporarily add the losses of ``term(images, texts, batch)`` to those that ``extra_losses`` returns.
+
+        So an objective adds a loss to any other one: ``term`` sees the images and texts that the other has encoded.
+        """
+        own, outer = self.extra_losses, vars(self).get("extra_losses")  # outer: with the term of an enclosing objective
+
+        def extra_losses(images: Images, texts: Texts, batch: PairBatch) -> dict[str, Tensor]:
+            added = term(images, texts, batch)
+            return own(images, texts, batch) | added
+
+        self.extra_losses = extra_losses  # of this instance only, whatever its class defines
+        try:
+            yield
+        finally:
+            del self.extra_losses
+            if outer is not None:
+                self.extra_losses = outer
 
     def set_epoch(self, epoch: int) -> None:
         """The training loop calls this at the start of each epoch, counted from 0: own losses may change over time."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from itm_utils.errors import input_error
 
-Method = TypeVar("Method", bound=Callable)
 
-
-def add_to(owner: type) -> Callable[[Method], Method]:
+def add_to(owner: type) -> Callable[[Callable], Callable]:
     """Decorate a function in a later cell to make it a method of ``owner``; the exporter folds it into the class."""
 
-    def add(method: Method) -> Method:
+    def add(method: Callable) -> Callable:
         if method.__name__ in vars(owner) and not _is_same(vars(owner)[method.__name__], method):
             name = f"{owner.__name__}.{method.__name__}"
             raise input_error(name, "a second definition", "one method of this name", "Edit the cell that defines it.")

@@ -19,7 +19,7 @@ def main(tsv: Path, out: Path, moments: list[str]) -> None:
         if not (child := os.fork()):
             name, call = moment.split(":")
             die_at(os if name == "replace" else bottom_up._Conversion, name, int(call))
-            bottom_up.convert([tsv], out, "dev", note_seconds=0)  # a note after every picture
+            bottom_up.convert([tsv], out, "dev", note_seconds=0)  # a note after every image
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (out / "dev_ims.npy").exists(), flush=True)
 

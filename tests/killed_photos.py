@@ -24,10 +24,10 @@ class Tiny:
     name, fingerprint, side, width = "tiny", "0" * 16, 12, 3
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        return self.look(pixels)
+        return self.attention(pixels)
 
     @staticmethod
-    def look(pixels: np.ndarray) -> np.ndarray:
+    def attention(pixels: np.ndarray) -> np.ndarray:
         cells = pixels.reshape(len(pixels), 6, 2, 6, 2, 3).mean(axis=(2, 4), dtype=np.float32)
         return cells.reshape(len(pixels), 36, 3)
 

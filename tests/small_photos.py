@@ -1,7 +1,7 @@
 """A small Flickr30K and a small COCO in the files of the real ones, and a book beside them that finds them as its own.
 
-Features are 36 x 2,048 numbers a picture, ids stand once for each caption, COCO has ``test`` and ``testall``, BERT has
-the width, the heads and the files of BERT base. Only the numbers of pictures, words and layers are small.
+Features are 36 x 2,048 numbers an image, ids stand once for each caption, COCO has ``test`` and ``testall``, BERT has
+the width, the heads and the files of BERT base. Only the numbers of images, words and layers are small.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from toy_dataset import COLOURS, SHAPES, write_entities, write_toy_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAIN, DEV, TEST = 6, 5, 10  # few to learn from: a picture through VSRN, forth and back, is 20 billion operations
+TRAIN, DEV, TEST = 6, 5, 10  # few to learn from: an image through VSRN, forth and back, is 20 billion operations
 FIRST_NAME = 1_000_092_795  # file names are numbers in Flickr30K
 
 
@@ -30,7 +30,7 @@ def write_small_book(root: Path) -> Path:
 
 
 def write_photos(folder: Path, images: dict[str, int], seed: int = 0) -> Path:
-    """Toy pictures and captions under the names and in the shapes of the public packages."""
+    """Toy images and captions under the names and in the shapes of the public packages."""
     write_toy_dataset(folder, images, seed, regions=36, width=2048)
     (folder / "toy_vocab.json").rename(folder / f"{folder.name}_vocab.json")
     for split, count in images.items():

@@ -1,4 +1,4 @@
-"""A toy dataset in the real file format: pictures of noisy attribute vectors, captions that name some of them."""
+"""A toy dataset in the real file format: images of noisy attribute vectors, captions that name some of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SHAPES = ("cube", "ball", "cone", "ring", "star", "cup")
 def write_toy_dataset(
     root: Path, images: dict[str, int], seed: int = 0, regions: int = 6, width: int = 24, noise: float = 0.5
 ) -> Path:
-    """Write splits of toy pictures to ``root`` in the precomputed format, with boxes, sizes, ids and vocabulary.
+    """Write splits of toy images to ``root`` in the precomputed format, with boxes, sizes, ids and vocabulary.
 
-    images: number of pictures of each split, e.g. ``{"train": 200, "dev": 50, "test": 50}``.
+    images: number of images of each split, e.g. ``{"train": 200, "dev": 50, "test": 50}``.
     """
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
-    # One vector an attribute, the same in all splits: the frozen detector of this little world.
+    # One vector an attribute, the same in all splits: the frozen detector of this Scenes.
     looks = np.random.default_rng(1234).normal(size=(len(COLOURS) + len(SHAPES), width))
     captions = []
     for number, (split, count) in enumerate(images.items()):
@@ -56,7 +56,7 @@ def _caption(rng: np.random.Generator, objects: np.ndarray) -> str:
 
 
 def write_entities(folder: Path, data: Path, names: list[str]) -> None:
-    """Flickr30K Entities of the toy test pictures, under the given names: the first thing a caption names is region 0."""
+    """Flickr30K Entities of the toy test images, under the given names: the first thing a caption names is region 0."""
     captions = (data / "test_caps.txt").read_text(encoding="utf-8").splitlines()
     boxes = np.load(data / "test_boxes.npy")[:, 0].astype(int) + 1  # files count pixels from 1
     for kind in ("Sentences", "Annotations"):

@@ -64,6 +64,32 @@ class LedgerPage(SphinxDirective):
         return parent.children
 
 
+class Architecture(SphinxDirective):
+    """``{architecture}``: the packages as a drawing and as tables, from the import graph as it is now."""
+
+    def run(self) -> list[nodes.Node]:
+        from itm_lab.publish.architecture import drawing, fragment, rooms
+
+        self.env.note_reread()
+        folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
+        found = rooms(next(folder for folder in folders if (folder / "pyproject.toml").is_file()))
+        image = Path(self.env.srcdir, "book/img/architecture.svg")
+        image.parent.mkdir(parents=True, exist_ok=True)
+        image.write_text(drawing(found), encoding="utf-8")
+        alt = (
+            "Every module of itm_lab and of itm_utils in the order of their layers, with its lines and what it imports."
+        )
+        text = ["```{figure} /book/img/architecture.svg", f":alt: {alt}", "", CAPTION, "```", "", *fragment(found)]
+        parent = nodes.Element()
+        self.state.nested_parse(
+            StringList("\n".join(text).splitlines()), self.content_offset, parent, match_titles=True
+        )
+        return parent.children
+
+
+CAPTION = "The layers, top first: a module imports only what stands below it. The numbers are lines."
+
+
 def row(page: str, record: dict | None) -> tuple[str, ...]:
     """One line of the table, as MyST text."""
     title = f"{{doc}}`/{page}`"
@@ -115,6 +141,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     silence_thebe(app)
     app.add_directive("execution-table", ExecutionTable)
     app.add_directive("ledger-page", LedgerPage)
+    app.add_directive("architecture", Architecture)
     app.connect("config-inited", set_buttons)
     app.connect("builder-inited", set_source_branch, priority=900)  # after the theme set its branch
     return {"parallel_read_safe": True, "parallel_write_safe": True}

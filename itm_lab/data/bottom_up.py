@@ -2,7 +2,7 @@
 
     convert(["trainval_36.tsv"], "data/coco_precomp", "testall", wanted_from_karpathy(splits, "testall"))
 
-A file of COCO has 65 GB, so it is read once from front to back and every picture goes straight to its row of a mapped
+A file of COCO has 65 GB, so it is read once from front to back and every image goes straight to its row of a mapped
 file. The files grow in a hidden folder, with a journal of how far reading came; called again after an interruption,
 conversion goes on from there to the same bytes. Only when every row is filled are they moved to their names, features
 last: a split without features does not open, so half a split never looks whole.
@@ -23,7 +23,7 @@ import numpy as np
 from filelock import FileLock
 
 from itm_lab.data.disk import check_file, check_outputs, check_space, make_folder, read_json, reserve, write_outputs
-from itm_lab.data.karpathy import picture_key
+from itm_lab.data.karpathy import image_key
 from itm_lab.data.selection import Wanted, wanted_from_sources
 from itm_lab.data.tsv import Line, Regions, decode, read_tsv
 from itm_utils.errors import ItmError, input_error
@@ -59,7 +59,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Converted:
-    """What a conversion did. repeated: pictures that stand several times, alike. already: it was finished before."""
+    """What a conversion did. repeated: images that stand several times, alike. already: it was finished before."""
 
     rows: int
     regions: int
@@ -79,7 +79,7 @@ def convert(
 ) -> Converted:
     """Write ``<split>_ims.npy``, ``_boxes.npy``, ``_sizes.npy`` and the texts of ``wanted`` to ``out``.
 
-    sources: TSV files; together they must have every wanted picture. A picture that stands twice is an error, unless
+    sources: TSV files; together they must have every wanted image. An image that stands twice is an error, unless
     both lines say the same. swap_sizes: the files give heights as widths.
     """
     sources = [check_file(source, "a TSV file of bottom-up features") for source in sources]
@@ -90,7 +90,7 @@ def convert(
     wanted = wanted or wanted_from_sources(sources)
     first = next(read_tsv(sources[0]), None)
     if first is None or not wanted.ids:
-        raise input_error(sources[0], "no picture", "rows of bottom-up features")
+        raise input_error(sources[0], "no image", "rows of bottom-up features")
     regions, width = decode(first, swap_sizes).features.shape
     digest = hashlib.sha256("\n".join(wanted.ids).encode()).hexdigest()
     facts = {"rows": len(wanted.ids), "regions": regions, "width": width, "ids": digest, "swapped": swap_sizes}
@@ -149,13 +149,13 @@ class _Conversion:
         if not isinstance(record, dict) or not {"facts", "sources", "report"} <= set(record):
             raise input_error(self.record, "another content", "the record of a conversion", hint)
         if record["facts"] != self.facts or record["sources"] != self.described:
-            raise input_error(self.record, "a conversion of other files or pictures", "the same, or no such file", hint)
+            raise input_error(self.record, "a conversion of other files or images", "the same, or no such file", hint)
         return True
 
     # -- the journal ------------------------------------------------------------------------------------------------
 
     def _resume(self) -> Progress:
-        """Where an interrupted call came; else new files with a row for each picture."""
+        """Where an interrupted call came; else new files with a row for each image."""
         path = self.staging / JOURNAL
         if not path.is_file():
             return self._begin()
@@ -172,8 +172,8 @@ class _Conversion:
                 self.staging, f"damaged files ({error})", "those of an unfinished conversion", hint
             ) from error
         if not same:
-            hint = f"Give the same files and pictures, or remove {self.staging} to begin anew."
-            raise input_error(self.staging, "an unfinished conversion of other files or pictures", "the same", hint)
+            hint = f"Give the same files and images, or remove {self.staging} to begin anew."
+            raise input_error(self.staging, "an unfinished conversion of other files or images", "the same", hint)
         return progress
 
     def _begin(self) -> Progress:
@@ -209,7 +209,7 @@ class _Conversion:
         """Read on, to the end of the last file."""
         progress, rows = self.progress, self.facts["rows"]
         try:
-            with bar((), "convert", "picture", total=rows, initial=int(progress.filled.sum())) as shown:
+            with bar((), "convert", "image", total=rows, initial=int(progress.filled.sum())) as shown:
                 for number in range(progress.source, len(self.sources)):
                     for line in read_tsv(self.sources[number], progress.offset, progress.line):
                         shown.update(self._take(line))
@@ -226,8 +226,8 @@ class _Conversion:
         self._note()
 
     def _take(self, line: Line) -> bool:
-        """Put a picture into its row; False where it is not wanted or there already."""
-        row = self.places.get(picture_key(line.name))
+        """Put an image into its row; False where it is not wanted or there already."""
+        row = self.places.get(image_key(line.name))
         if row is None:
             self.progress.unwanted += 1
             return False
@@ -235,12 +235,12 @@ class _Conversion:
         expected = self.facts["regions"], self.facts["width"]
         if found.features.shape != expected:
             shape = "{} boxes with {} numbers each"
-            hint = "All pictures need as many boxes: use a file with a fixed number, such as 36."
+            hint = "All images need as many boxes: use a file with a fixed number, such as 36."
             raise line.input_error(shape.format(*found.features.shape), shape.format(*expected) + ", as before", hint)
         if self.progress.filled[row]:
             if not found.same(self._row(row)):
-                hint = "Remove the wrong one from the TSV files."
-                raise line.input_error("the picture again, with other numbers", "every picture once", hint)
+                hint = "Remove one of them from the TSV files."
+                raise line.input_error("the image again, with other numbers", "every image once", hint)
             self.progress.repeated.append(line.name)
             return False
         for kind, values in {"ims": found.features, "boxes": found.boxes, "sizes": found.size}.items():
@@ -258,9 +258,9 @@ class _Conversion:
         if len(missing):
             files = ", ".join(source.name for source in self.sources)
             first, rows = self.wanted.ids[missing[0]], len(self.wanted.ids)
-            found = f"{len(missing):,} of {rows:,} pictures in no file, first {first}"
+            found = f"{len(missing):,} of {rows:,} images in no file, first {first}"
             hint = "Give the file that has them as well, after these: what was read is kept."
-            raise input_error(files, found, "all pictures of the split", hint)
+            raise input_error(files, found, "all images of the split", hint)
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

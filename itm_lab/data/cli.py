@@ -72,7 +72,7 @@ def ids(
     ] = None,
     set_aside: Annotated[bool, typer.Option("--set-aside", help="Rename an ids file that says otherwise.")] = False,
 ) -> None:
-    """Write which picture each row is, after comparing the captions line by line."""
+    """Write which image each row is, after comparing the captions line by line."""
     from itm_lab.data.disk import counted
     from itm_lab.data.ids import write_ids
     from itm_lab.data.karpathy import read_karpathy
@@ -80,7 +80,7 @@ def ids(
     count, written = write_ids(folder, split, read_karpathy(karpathy), names, set_aside)
     for path in written:
         typer.echo(f"{path}: written")
-    typer.echo(f"{split}: {counted(count, 'picture')}, every caption as in {karpathy.name}")
+    typer.echo(f"{split}: {counted(count, 'image')}, every caption as in {karpathy.name}")
 
 
 @app.command("convert-tsv")
@@ -88,8 +88,8 @@ def convert_tsv(
     files: Annotated[list[Path], typer.Argument(help="TSV files of bottom-up attention.")],
     out: Annotated[Path, typer.Option(help="Dataset folder to write to.")],
     split: Annotated[str, typer.Option(help="train, dev, test or testall; a name of your own without --captions.")],
-    captions: Annotated[Path | None, typer.Option(help="Karpathy's JSON: pictures, their order, captions.")] = None,
-    id_list: Annotated[Path | None, typer.Option("--ids", help="Pictures and their order, one a line.")] = None,
+    captions: Annotated[Path | None, typer.Option(help="Karpathy's JSON: images, their order, captions.")] = None,
+    id_list: Annotated[Path | None, typer.Option("--ids", help="Images and their order, one a line.")] = None,
     most: Most = 0,
     swap_sizes: Annotated[bool, typer.Option("--swap-sizes", help="The files give heights as widths.")] = False,
 ) -> None:
@@ -101,7 +101,7 @@ def convert_tsv(
     from itm_utils.errors import input_error
 
     if captions and id_list:
-        raise input_error("--captions and --ids", "both", "one of them: each says which pictures are wanted")
+        raise input_error("--captions and --ids", "both", "one of them: each says which images are wanted")
     wanted = None
     if captions:
         splits = read_karpathy(captions)
@@ -111,15 +111,15 @@ def convert_tsv(
         wanted = wanted_from_list(id_list)
     done = convert(files, out, split, wanted, swap_sizes)
     typer.echo(
-        f"{out}, {split}: {counted(done.rows, 'picture')} x {done.regions} regions x {done.width:,} numbers, with boxes"
+        f"{out}, {split}: {counted(done.rows, 'image')} x {done.regions} regions x {done.width:,} numbers, with boxes"
     )
     if done.already:
         typer.echo("It was there already, from the same files.")
     if done.unwanted:
-        typer.echo(f"{counted(done.unwanted, 'other picture')} in the files")
+        typer.echo(f"{counted(done.unwanted, 'other image')} in the files")
     if done.repeated:
         typer.echo(
-            f"{counted(len(done.repeated), 'picture')} stood again with the same numbers, first {done.repeated[0]}: skipped"
+            f"{counted(len(done.repeated), 'image')} stood again with the same numbers, first {done.repeated[0]}: skipped"
         )
     if not captions and not (out / f"{split}_caps.txt").exists():
         typer.echo(f"The split opens once {split}_caps.txt is there: --captions writes it from Karpathy's JSON.")
@@ -139,9 +139,9 @@ def split_captions(
     for path in written:
         typer.echo(f"{path}: written")
     for split in splits.ours():
-        pictures = splits.pictures(split)
-        captions = sum(len(picture.captions[: most or None]) for picture in pictures)
-        typer.echo(f"{split}: {counted(len(pictures), 'picture')}, {counted(captions, 'caption')}")
+        images = splits.images_of(split)
+        captions = sum(len(image.captions[: most or None]) for image in images)
+        typer.echo(f"{split}: {counted(len(images), 'image')}, {counted(captions, 'caption')}")
     _echo_remarks(splits.remarks)
 
 

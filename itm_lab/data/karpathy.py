@@ -1,7 +1,7 @@
 """Karpathy's JSON splits: ``dataset_flickr30k.json``, ``dataset_coco.json``, ``dataset_flickr8k.json``.
 
 A file holds ``images``, each with ``filename``, ``split`` and ``sentences`` (``raw`` text and ``tokens``); COCO's also
-with ``cocoid``. Its split ``restval`` (COCO's validation pictures that are neither val nor test) belongs to train.
+with ``cocoid``. Its split ``restval`` (COCO's validation images that are neither val nor test) belongs to train.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOINED = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 FOLD = 1000  # the public COCO package calls the first 1,000 of testall test
 MANY_WORDS = 100
 COCO_NAME = re.compile(r"COCO_[a-z]+\d{4}_(\d{12})$")
-PICTURE = re.compile(r"\.(jpe?g|png|gif|bmp|webp)$", re.IGNORECASE)
+IMAGE_SUFFIX = re.compile(r"\.(jpe?g|png|gif|bmp|webp)$", re.IGNORECASE)
 # Control characters, what some readers take for the end of a line, and halves of pairs that no file can hold.
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 NOT_READ = ("tokens", "sentids", "sentid", "filepath")  # most of a file's content
@@ -31,8 +31,8 @@ HINT = "Karpathy's dataset_coco.json, dataset_flickr30k.json or dataset_flickr8k
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture of a split. number: COCO's id, or the number within Karpathy's file. rest: it came from restval."""
+class KarpathyImage:
+    """An image of a split. number: COCO's id, or the number within Karpathy's file. rest: it came from restval."""
 
     name: str
     number: int
@@ -46,18 +46,18 @@ class Karpathy:
 
     path: Path
     coco: bool
-    splits: dict[str, list[Picture]]
+    splits: dict[str, list[KarpathyImage]]
     remarks: list[str]
 
-    def pictures(self, split: str) -> list[Picture]:
-        """The pictures of one of our splits in the order of the file; COCO's ``test`` is the first fold of ``testall``."""
+    def images_of(self, split: str) -> list[KarpathyImage]:
+        """The images of one of our splits in the order of the file; COCO's ``test`` is the first fold of ``testall``."""
         if split not in SPLITS:
             raise input_error("split", split, f"one of {', '.join(SPLITS)}")
         found = self.splits.get(SPLITS[split], [])
         if not found:
             there = ", ".join(sorted(self.splits))
             raise input_error(
-                self.path, f"no picture of split {SPLITS[split]}", f"a file that has it; this one has {there}"
+                self.path, f"no image of split {SPLITS[split]}", f"a file that has it; this one has {there}"
             )
         return found[:FOLD] if self.coco and split == "test" else found
 
@@ -67,18 +67,18 @@ class Karpathy:
         named = {"train": ["train"], "val": ["dev"], "test": tests}
         return [name for theirs, names in named.items() if theirs in self.splits for name in names]
 
-    def id_of(self, picture: Picture, names: bool | None = None) -> str:
-        """How ``*_ids.txt`` calls a picture: by its file name; in COCO by its number, as the judgements of ECCV do."""
+    def id_of(self, image: KarpathyImage, names: bool | None = None) -> str:
+        """How ``*_ids.txt`` calls an image: by its file name; in COCO by its number, as the judgements of ECCV do."""
         by_name = not self.coco if names is None else names
-        return picture.name if by_name else str(picture.number)
+        return image.name if by_name else str(image.number)
 
     def file_names(self) -> dict[int, str]:
-        """Number of a picture → its file name, over all splits."""
-        return {picture.number: picture.name for found in self.splits.values() for picture in found}
+        """Number of an image → its file name, over all splits."""
+        return {image.number: image.name for found in self.splits.values() for image in found}
 
 
 def coco_file_name(number: int, folder: str = "val2014") -> str:
-    """File name of a COCO picture.
+    """File name of a COCO image.
 
     >>> coco_file_name(391895)
     'COCO_val2014_000000391895.jpg'
@@ -86,13 +86,13 @@ def coco_file_name(number: int, folder: str = "val2014") -> str:
     return f"COCO_{folder}_{number:012d}.jpg"
 
 
-def picture_key(name: str) -> str:
-    """One spelling for all names of a picture: COCO's number, or the file name without folder and ending.
+def image_key(name: str) -> str:
+    """One spelling for all names of an image: COCO's number, or the file name without folder and ending.
 
-    >>> picture_key("val2014/COCO_val2014_000000391895.jpg"), picture_key("391895"), picture_key("100_ab.jpg")
+    >>> image_key("val2014/COCO_val2014_000000391895.jpg"), image_key("391895"), image_key("100_ab.jpg")
     ('391895', '391895', '100_ab')
     """
-    stem = PICTURE.sub("", re.split(r"[/\\]", name.strip())[-1])
+    stem = IMAGE_SUFFIX.sub("", re.split(r"[/\\]", name.strip())[-1])
     coco = COCO_NAME.fullmatch(stem)
     digits = coco[1] if coco else stem
     return (digits.lstrip("0") or "0") if digits.isascii() and digits.isdigit() else stem
@@ -107,10 +107,10 @@ def read_karpathy(path: str | Path) -> Karpathy:
         found = f"a {type(content).__name__}" if images is None else f"images that are a {type(images).__name__}"
         raise input_error(path, f"{found} without a list of images", "an object with images", HINT)
     remarks = _Remarks()
-    splits: dict[str, list[Picture]] = {}
+    splits: dict[str, list[KarpathyImage]] = {}
     for place, record in enumerate(images):
-        split, picture = _picture(path, place, record, remarks)
-        splits.setdefault(split, []).append(picture)
+        split, image = _karpathy_image(path, place, record, remarks)
+        splits.setdefault(split, []).append(image)
     _check_unique(path, splits)
     coco = sum("cocoid" in record for record in images)
     if coco not in (0, len(images)):
@@ -127,8 +127,8 @@ def _what_is_read(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in NOT_READ}
 
 
-def _picture(path: Path, place: int, record: Any, remarks: _Remarks) -> tuple[str, Picture]:
-    """The split of one record, and the record as a picture."""
+def _karpathy_image(path: Path, place: int, record: Any, remarks: _Remarks) -> tuple[str, KarpathyImage]:
+    """The split of one record, and the record as an image."""
     where = f"{path}, images[{place}]"
     if not isinstance(record, dict):
         raise input_error(where, f"a {type(record).__name__}", "an object with filename, split and sentences", HINT)
@@ -143,12 +143,12 @@ def _picture(path: Path, place: int, record: Any, remarks: _Remarks) -> tuple[st
         raise input_error(where, f"{name!r} as filename", "a name on one line of text", HINT)
     number = record.get("cocoid", record.get("imgid", place))
     if type(number) is not int:  # not isinstance: true is no number
-        raise input_error(where, f"{number!r} as number of the picture", "a whole number")
+        raise input_error(where, f"{number!r} as number of the image", "a whole number")
     kept = [remarks.cleaned(_words(where, sentence), name) for sentence in record["sentences"]]
     captions = tuple(caption for caption in kept if caption)
     if not captions:
         raise input_error(where, f"not one caption of {name}", "at least one")
-    return JOINED[record["split"]], Picture(name, number, captions, record["split"] == "restval")
+    return JOINED[record["split"]], KarpathyImage(name, number, captions, record["split"] == "restval")
 
 
 def _words(where: str, sentence: Any) -> str:
@@ -161,13 +161,13 @@ def _words(where: str, sentence: Any) -> str:
     return raw
 
 
-def _check_unique(path: Path, splits: dict[str, list[Picture]]) -> None:
-    """No picture stands twice, in whichever splits."""
-    everything = [picture for found in splits.values() for picture in found]
+def _check_unique(path: Path, splits: dict[str, list[KarpathyImage]]) -> None:
+    """No image stands twice, in whichever splits."""
+    everything = [image for found in splits.values() for image in found]
     for what in ("name", "number"):
-        value, times = Counter(getattr(picture, what) for picture in everything).most_common(1)[0]
+        value, times = Counter(getattr(image, what) for image in everything).most_common(1)[0]
         if times > 1:
-            raise input_error(path, f"{what} {value} of {times} pictures", "every picture once")
+            raise input_error(path, f"{what} {value} of {times} images", "every image once")
 
 
 class _Remarks:
@@ -177,21 +177,21 @@ class _Remarks:
         self.count: Counter[tuple[str, str]] = Counter()
         self.first: dict[tuple[str, str], str] = {}
 
-    def cleaned(self, raw: str, picture: str) -> str:
+    def cleaned(self, raw: str, image: str) -> str:
         """A caption on one line; empty where nothing is left of it."""
         # A line break within a caption would shift all captions after it by one.
         caption = BREAKS.sub(" ", raw).strip()
         if caption != raw.strip():
-            self._add("caption", "with control characters, now spaces", picture)
+            self._add("caption", "with control characters, now spaces", image)
         if not caption:
-            self._add("empty caption", "left out", picture)
+            self._add("empty caption", "left out", image)
         if len(caption.split()) > MANY_WORDS:
-            self._add("caption", f"of more than {MANY_WORDS} words, kept", picture)
+            self._add("caption", f"of more than {MANY_WORDS} words, kept", image)
         return caption
 
-    def _add(self, noun: str, rest: str, picture: str) -> None:
+    def _add(self, noun: str, rest: str, image: str) -> None:
         self.count[noun, rest] += 1
-        self.first.setdefault((noun, rest), picture)
+        self.first.setdefault((noun, rest), image)
 
     def lines(self) -> list[str]:
         return [f"{counted(self.count[what], what[0])} {what[1]} (first: {self.first[what]})" for what in self.count]
@@ -203,15 +203,15 @@ def split_files(splits: Karpathy, split: str, most: int = 0) -> dict[str, bytes]
     most: captions of an image, at most; 0 for all. ``owners.npy`` is there where the numbers differ,
     ``names.txt`` (file name of each image) where ``ids.txt`` has numbers.
     """
-    pictures = splits.pictures(split)
-    captions = [picture.captions[: most or None] for picture in pictures]
+    images_of = splits.images_of(split)
+    captions = [image.captions[: most or None] for image in images_of]
     counts = [len(of_one) for of_one in captions]
     files = {
         "caps.txt": lines_bytes([caption for of_one in captions for caption in of_one]),
-        "ids.txt": lines_bytes([splits.id_of(picture) for picture in pictures]),
+        "ids.txt": lines_bytes([splits.id_of(image) for image in images_of]),
     }
     if splits.coco:
-        files["names.txt"] = lines_bytes([picture.name for picture in pictures])
+        files["names.txt"] = lines_bytes([image.name for image in images_of])
     if len(set(counts)) > 1:
         files["owners.npy"] = array_bytes(np.repeat(np.arange(len(counts)), counts))
     return files

@@ -14,7 +14,7 @@ from itm_utils.errors import input_error
 
 
 def dataset_folder(dataset: str) -> Path:
-    """``scenes`` is the embedded dataset; all else is a folder."""
+    """``scenes`` is Scenes; all else is a folder."""
     if dataset == "scenes":
         from itm_lab.scenes import scenes_folder
 
@@ -28,12 +28,12 @@ def open_splits(root: Path, evaluated: str) -> list[PrecompSplit]:
     train, *others = (split.features for split in splits)
     for other in others:
         if other.shape[1:] != train.shape[1:]:
-            raise input_error(other.path, f"pictures of shape {other.shape[1:]}", f"{train.shape[1:]}, as in train")
+            raise input_error(other.path, f"images of shape {other.shape[1:]}", f"{train.shape[1:]}, as in train")
     return splits
 
 
 def part_of(split: PrecompSplit, part: float) -> PrecompSplit:
-    """The first pictures of a split, for runs on less data (parameter ``train_fraction``)."""
+    """The first images of a split, for runs on less data (parameter ``train_fraction``)."""
     if not 0 < part <= 1:
         raise input_error("train_fraction", repr(part), "a number above 0, at most 1")
     return split if part == 1 else split.first(max(1, round(part * split.n_images)))

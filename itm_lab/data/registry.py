@@ -2,7 +2,7 @@
 
 Numbers of images are those of Karpathy's splits; sizes of feature files follow from their shape. SCAN's package on
 Kaggle holds one folder a dataset; by what its users report (kuanghuei/SCAN#65) its dev and test files repeat every
-image five times, its train files do not, so sizes are said with "about".
+image five times, its train files do not, so sizes are given as "about".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KAGGLE_FOLDER = "data/data"  # inside the Kaggle dataset
 KARPATHY_PAGE = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 ENTITIES_PAGE = "https://github.com/BryanPlummer/flickr30k_entities (annotations.zip)"
 ENTITIES_FOLDER = "flickr30k_entities"
-ENTITIES_PICTURES = 31_783
+ENTITIES_IMAGES = 31_783
 REGIONS, WIDTH = 36, 2048
 ROW_BYTES = 4 * REGIONS * WIDTH
 PER_IMAGE = 5

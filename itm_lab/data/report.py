@@ -11,7 +11,7 @@ OK, NOTE, MISSING, DAMAGED = "ok", "note", "missing", "damaged"
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """A line of the table. advice: what to do about it, printed below the table."""
 
     what: str
@@ -20,13 +20,13 @@ class Finding:
     advice: str = ""
 
 
-def damaged(what: str, error: ItmError) -> Finding:
+def damaged(what: str, error: ItmError) -> CheckResult:
     """An error of a reader as a line of the table; its first words, the path, stand there already."""
     path, _, rest = str(error).partition(": found ")
-    return Finding(what, DAMAGED, rest or path)
+    return CheckResult(what, DAMAGED, rest or path)
 
 
-def table(findings: Iterable[Finding]) -> Iterator[str]:
+def table(findings: Iterable[CheckResult]) -> Iterator[str]:
     """Lines of the table, then the advice, each piece once."""
     findings = list(findings)
     first = max(len(finding.what) for finding in findings)
@@ -39,7 +39,7 @@ def table(findings: Iterable[Finding]) -> Iterator[str]:
         yield from advice
 
 
-def verdict(title: str, findings: Iterable[Finding], whole: str) -> tuple[str, bool]:
+def verdict(title: str, findings: Iterable[CheckResult], whole: str) -> tuple[str, bool]:
     """A plain sentence, and whether everything is there and sound. whole: what to say of sound data."""
     count = {state: sum(finding.state == state for finding in findings) for state in (MISSING, DAMAGED)}
     if not any(count.values()):

@@ -46,7 +46,7 @@ def blocks(path: Path) -> Iterator[tuple[int, np.ndarray]]:
 def scan_features(path: Path, repeat: int = 1) -> Scanned:
     """Look at every number of a feature file. repeat: how many rows in a row each image has.
 
-    Numbers are looked at in single precision, as they are read: saved with other bits a picture stays the same one.
+    Numbers are looked at in single precision, as they are read: saved with other bits an image stays the same one.
     """
     found, seen, content = Scanned(), {}, hashlib.sha256()
     first, images = b"", bytearray()
@@ -73,7 +73,7 @@ def scan_features(path: Path, repeat: int = 1) -> Scanned:
 
 @dataclass
 class ScannedBoxes:
-    """Rows of a box file with a box that is not finite, ends before it begins, or lies outside its picture."""
+    """Rows of a box file with a box that is not finite, ends before it begins, or lies outside its image."""
 
     not_finite: list[int] = field(default_factory=list)
     turned: list[int] = field(default_factory=list)
@@ -83,7 +83,7 @@ class ScannedBoxes:
 def scan_boxes(path: Path, sizes: np.ndarray | None, edge: float = EDGE) -> ScannedBoxes:
     """Look at every box (rows, r, 4). sizes: (rows, 2) width and height in the units of the boxes, where they are known.
 
-    edge: how far a box may reach beyond its picture.
+    edge: how far a box may reach beyond its image.
     """
     found = ScannedBoxes()
     for start, boxes in blocks(path):

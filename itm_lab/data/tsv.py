@@ -1,4 +1,4 @@
-"""Rows of bottom-up attention's TSV files: one picture a line, numbers in base64.
+"""Rows of bottom-up attention's TSV files: one image a line, numbers in base64.
 
 Two layouts are in use, told apart by the number of columns; a first line with names of columns is also understood.
 Lines are read as bytes and cut at tabs: a row has 400,000 characters, more than Python's CSV reader takes.
@@ -24,7 +24,7 @@ TEN = (
 LAYOUTS = {len(names): names for names in (SIX, TEN)}
 SHORT = {"image_id": "id", "img_id": "id", "image_w": "width", "img_w": "width", "image_h": "height", "img_h": "height"}
 WANTED = ("id", "width", "height", "num_boxes", "boxes", "features")
-EDGE = 1.0  # pixels that a box may reach beyond its picture: detectors round
+EDGE = 1.0  # pixels that a box may reach beyond its image: detectors round
 LONGEST = 2**26  # bytes of a line: a hundred boxes take one million
 
 
@@ -39,18 +39,18 @@ class Line:
 
     @property
     def name(self) -> str:
-        """The picture, as the file calls it."""
+        """The image, as the file calls it."""
         return self.columns["id"].decode("utf-8", "replace").strip()
 
     def input_error(self, found: str, expected: str, hint: str = "") -> ItmError:
-        """An error that names file, line and picture."""
+        """An error that names file, line and image."""
         name = "".join(c if c.isprintable() else "?" for c in self.name[:40]) or "?"
-        return input_error(f"{self.path}, line {self.number} (picture {name})", found, expected, hint)
+        return input_error(f"{self.path}, line {self.number} (image {name})", found, expected, hint)
 
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """What a line says of its picture. features: (r, d); boxes: (r, 4) x1 y1 x2 y2 in pixels; size: width, height."""
+    """What a line says of its image. features: (r, d); boxes: (r, 4) x1 y1 x2 y2 in pixels; size: width, height."""
 
     features: np.ndarray
     boxes: np.ndarray
@@ -72,7 +72,7 @@ def read_tsv(path: str | Path, start: int = 0, number: int = 0) -> Iterator[Line
             number += 1
             if len(text) == LONGEST:  # a file without line ends would fill the memory
                 found = f"a line of {gigabytes(LONGEST)} or more"
-                raise input_error(f"{path}, line {number}", found, "a picture a line", "Is it a TSV file?")
+                raise input_error(f"{path}, line {number}", found, "an image a line", "Is it a TSV file?")
             fields = _fields(text, first=number == 1)
             if number == 1 and names is not None:
                 continue
@@ -112,7 +112,7 @@ def _columns(path: Path, number: int, fields: list[bytes], names: list[str] | No
 def decode(line: Line, swap_sizes: bool = False) -> Regions:
     """Numbers of a line, checked. swap_sizes: its width is a height, as in some files of the first layout."""
     if not line.name or "\ufffd" in line.name:
-        raise line.input_error("no name of a picture", "its file name or number in UTF-8")
+        raise line.input_error("no name of an image", "its file name or number in UTF-8")
     if not line.name.isprintable():  # it is to stand on one line of the ids
         raise line.input_error(f"control characters in the name {line.name[:40]!r}", "a file name or number")
     width, height = (_whole(line, side) for side in ("width", "height"))
@@ -149,22 +149,22 @@ def _floats(line: Line, name: str, regions: int) -> np.ndarray:
         raise line.input_error(found, f"a multiple of {4 * regions}: float32 numbers, as many for each box")
     values = np.frombuffer(content, dtype="<f4")
     if not np.isfinite(values).all():
-        raise line.input_error(f"a NaN or infinity in {name}", "finite numbers", "Extract this picture again.")
+        raise line.input_error(f"a NaN or infinity in {name}", "finite numbers", "Extract this image again.")
     return values
 
 
 def _check_boxes(line: Line, boxes: np.ndarray, width: int, height: int) -> None:
-    """Boxes begin before they end, within the picture."""
+    """Boxes begin before they end, within the image."""
     turned = (boxes[:, 2:] < boxes[:, :2]).any(axis=1)
     if turned.any():
         box = boxes[turned.argmax()].tolist()
         raise line.input_error(f"a box {_said(box)} that ends before it begins", "x1 y1 x2 y2 with x1 <= x2, y1 <= y2")
     if not _inside(boxes, width, height):
         outside = (boxes < -EDGE).any(axis=1) | (boxes[:, 2:] > np.array([width, height]) + EDGE).any(axis=1)
-        found = f"a box {_said(boxes[outside.argmax()].tolist())} outside its picture of {width} x {height}"
+        found = f"a box {_said(boxes[outside.argmax()].tolist())} outside its image of {width} x {height}"
         fits = _inside(boxes, height, width)
         hint = "It fits if width and height are exchanged: --swap-sizes does that." if fits else ""
-        raise line.input_error(found, "boxes in the pixels of the picture", hint)
+        raise line.input_error(found, "boxes in the pixels of the image", hint)
 
 
 def _inside(boxes: np.ndarray, width: int, height: int) -> bool:

@@ -1,6 +1,6 @@
 """What people say about pairs that a split counts as wrong: Flickr8k's two files of judgements, and an audit by them.
 
-Two groups judged pairs of a test picture and a caption of another. Experts graded them from 1 (does not describe it)
+Two groups judged pairs of a test image and a caption of another. Experts graded them from 1 (does not describe it)
 to 4 (describes it without errors), three a pair; workers of a crowd said yes or no. A retrieval result that is wrong
 by the split and right by such a judgement is a *false negative*.
 """
@@ -23,11 +23,11 @@ from itm_utils.metrics.retrieval import score_matrix
 EXPERTS, CROWD = "ExpertAnnotations.txt", "CrowdFlowerAnnotations.txt"
 # What counts as right: a file, and when its three numbers say so.
 DEFINITIONS: dict[str, tuple[str, Callable[[Sequence[float]], bool]]] = {
-    "crowd": (CROWD, lambda said: said[1] > said[2]),
+    "crowd": (CROWD, lambda grade: grade[1] > grade[2]),
     "expert": (EXPERTS, lambda grades: sum(grade >= 3 for grade in grades) >= 2),
     "expert strict": (EXPERTS, lambda grades: sum(grade == 4 for grade in grades) >= 2),
 }
-RANKS = ((1, 1), (2, 5), (6, 20), (21, 100), (101, None))  # of wrong pairs, hardest first
+RANKS = ((1, 1), (2, 5), (6, 20), (21, 100), (101, None))  # of negative pairs, hardest first
 TOPS = (1, 5)
 
 
@@ -50,19 +50,19 @@ def read_judgements(folder: str | Path, split: PrecompSplit) -> dict[str, Judgem
     found = {}
     for name, (file, says_right) in DEFINITIONS.items():
         judged, right = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-        for pair, said in pairs[file].items():
-            judged[pair], right[pair] = True, says_right(said)
+        for pair, grade in pairs[file].items():
+            judged[pair], right[pair] = True, says_right(grade)
         found[name] = Judgements(judged, right)
     return found | {"either": found["crowd"] | found["expert"]}
 
 
 def read_pairs(path: Path, split: PrecompSplit) -> dict[tuple[int, int], tuple[float, ...]]:
-    """(image, caption) → the three numbers of its line; lines about pictures of other splits are left out.
+    """(image, caption) → the three numbers of its line; lines about images of other splits are left out.
 
-    A line is ``picture, caption, three numbers`` between tabs; a caption is ``dogs.jpg#2``, the third of dogs.jpg.
+    A line is ``image, caption, three numbers`` between tabs; a caption is ``dogs.jpg#2``, the third of dogs.jpg.
     """
     if split.ids is None:
-        raise input_error(split.root / f"{split.name}_ids.txt", "no such file", "the file names of the pictures")
+        raise input_error(split.root / f"{split.name}_ids.txt", "no such file", "the file names of the images")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -73,40 +73,40 @@ def read_pairs(path: Path, split: PrecompSplit) -> dict[tuple[int, int], tuple[f
     grades = set("1234") if path.name == EXPERTS else None
     found: dict[tuple[int, int], tuple[float, ...]] = {}
     for number, line in enumerate(lines, start=1):
-        picture, caption, said = _fields(line, f"{path}, line {number}", grades)
+        image, caption, grade = _fields(line, f"{path}, line {number}", grades)
         owner, _, place = caption.partition("#")
         if not place.isdigit():
             raise input_error(
                 f"{path}, line {number}", f"the caption {caption!r}", "a name and a number, such as dogs.jpg#2"
             )
-        if picture not in image_of or owner not in image_of:
+        if image not in image_of or owner not in image_of:
             continue
         own = captions_of[image_of[owner]]
         if int(place) >= len(own):
             raise input_error(f"{path}, line {number}", caption, f"one of the {len(own)} captions of {owner}")
-        pair = image_of[picture], int(own[int(place)])
+        pair = image_of[image], int(own[int(place)])
         if pair in found:
-            raise input_error(f"{path}, line {number}", f"{picture} and {caption} again", "each pair once")
-        found[pair] = said
+            raise input_error(f"{path}, line {number}", f"{image} and {caption} again", "each pair once")
+        found[pair] = grade
     if not found:
         raise input_error(
-            path, f"no pair of two pictures of {split.name}", "judgements of this split", "Is it Flickr8k's?"
+            path, f"no pair of two images of {split.name}", "judgements of this split", "Is it Flickr8k's?"
         )
     return found
 
 
 def _fields(line: str, where: str, allowed: set[str] | None) -> tuple[str, str, tuple[float, ...]]:
-    """Picture, caption and three numbers of a line; allowed: what a number may be, if not any."""
+    """Image, caption and three numbers of a line; allowed: what a number may be, if not any."""
     parts = line.split("\t")
     try:
-        picture, caption, *said = parts
-        numbers = tuple(float(text) for text in said)
+        image, caption, *grade = parts
+        numbers = tuple(float(text) for text in grade)
     except ValueError:
         numbers = ()
     if len(numbers) != 3 or (allowed and not set(parts[2:]) <= allowed):
-        expected = "picture, caption and three grades from 1 to 4" if allowed else "picture, caption and three numbers"
+        expected = "image, caption and three grades from 1 to 4" if allowed else "image, caption and three numbers"
         raise input_error(where, repr(line), f"{expected}, between tabs")
-    return picture, caption, numbers
+    return image, caption, numbers
 
 
 def _captions_of(split: PrecompSplit) -> list[np.ndarray]:
@@ -133,13 +133,13 @@ def share(hits: int, of: int) -> dict[str, float | int | None]:
     return {"right": int(hits), "of": int(of), "percent": value, "low": low, "high": high}
 
 
-def wrong_pairs(judgements: Judgements, owner: np.ndarray) -> dict[str, float | int | None]:
+def negative_pairs(judgements: Judgements, owner: np.ndarray) -> dict[str, float | int | None]:
     """Of the judged pairs that the split counts as wrong: how many are right."""
     return called_right(judgements, ~own_pairs(judgements, owner))
 
 
 def own_pairs(judgements: Judgements, owner: np.ndarray) -> np.ndarray:
-    """(i, c) True where a caption was written for the picture."""
+    """(i, c) True where a caption was written for the image."""
     return np.asarray(owner)[None, :] == np.arange(len(judgements.judged))[:, None]
 
 
@@ -171,7 +171,7 @@ def audit_ranking(scores: np.ndarray, own: np.ndarray, judged: np.ndarray, right
 
     errors: of the wrong results among the first k, how many were judged, and how many of these are right.
     recall: R@k by the split; ``at_least`` with judged-right results as right; ``at_most`` with unjudged ones too.
-    by_rank: the same question for wrong pairs of every rank, the hardest first.
+    by_rank: the same question for negative pairs of every rank, the hardest first.
     """
     order = np.argsort(-scores, axis=1, kind="stable")
     own, judged, right = (np.take_along_axis(flags, order, axis=1) for flags in (own, judged, right))
@@ -190,7 +190,7 @@ def audit_ranking(scores: np.ndarray, own: np.ndarray, judged: np.ndarray, right
 
 
 def _by_rank(own: np.ndarray, judged: np.ndarray, right: np.ndarray) -> list[dict]:
-    """For bands of ranks among the wrong pairs of a query: how many were judged, and how many of these are right."""
+    """For bands of ranks among the negative pairs of a query: how many were judged, and how many of these are right."""
     rank = np.where(own, 0, np.cumsum(~own, axis=1))
     bands = []
     for first, last in RANKS:
@@ -210,19 +210,19 @@ def numbering(scores: Scores, split: PrecompSplit, judgements: Judgements) -> di
     images, columns = np.nonzero(judgements.judged)
     other = np.asarray(split.owner)[columns] != images
     images, columns = images[other], columns[other]
-    said = judgements.right[images, columns]
+    grade = judgements.right[images, columns]
     owners = np.asarray(split.owner)[columns]
     found = {}
     for number in range(min(map(len, captions_of))):
         of_number = np.array([captions_of[image][number] for image in owners])
-        found[str(number)] = above_chance(table[images, of_number], said)
+        found[str(number)] = above_chance(table[images, of_number], grade)
     return found
 
 
 def above_chance(scores: np.ndarray, right: np.ndarray) -> float:
-    """The chance that a right one scores above a wrong one, ties counted half."""
+    """The chance that a positive scores above a negative, ties counted half."""
     if right.all() or not right.any():
-        raise input_error("judgements", f"{right.sum()} right of {len(right)}", "right and wrong pairs")
+        raise input_error("judgements", f"{right.sum()} right of {len(right)}", "right and negative pairs")
     values, place = np.unique(scores, return_inverse=True)
     rights, wrongs = (np.bincount(place[flags], minlength=len(values)) for flags in (right, ~right))
     below = np.cumsum(wrongs) - wrongs
@@ -233,7 +233,7 @@ def audit_runs(split: PrecompSplit, folder: str | Path, runs: Mapping[str, Score
     """The whole audit. runs: name → scores of the split."""
     judgements = read_judgements(folder, split)
     columns = np.flatnonzero(judgements["either"].judged.any(axis=0))
-    pairs = {name: wrong_pairs(one, split.owner) for name, one in judgements.items()}
+    pairs = {name: negative_pairs(one, split.owner) for name, one in judgements.items()}
     own = {name: called_right(one, own_pairs(one, split.owner)) for name, one in judgements.items()}
     wrong = (split.n_images - 1) * len(columns)
     return {
@@ -250,7 +250,7 @@ def audit_runs(split: PrecompSplit, folder: str | Path, runs: Mapping[str, Score
 
 
 def agreement(judgements: Mapping[str, Judgements], owner: np.ndarray) -> dict[str, int]:
-    """Wrong pairs that both groups judged, by who calls them right."""
+    """Negative pairs that both groups judged, by who calls them right."""
     crowd, expert = judgements["crowd"], judgements["expert"]
     both = crowd.judged & expert.judged & ~own_pairs(crowd, owner)
     names = {"neither": (False, False), "crowd": (True, False), "expert": (False, True), "both": (True, True)}

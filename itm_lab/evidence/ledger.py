@@ -14,15 +14,15 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from itm_lab.evidence.verdicts import Finding, printed_findings, weigh, word_for
+from itm_lab.evidence.verdicts import ComparisonResult, evaluate, printed_findings, verdict_of
 from itm_lab.paths import Paths
 from itm_lab.records.receipts import read_evidence, read_receipt
 from itm_lab.records.rules import Comparison, RuleBook, comparisons, rule_digest
 from itm_utils.errors import input_error
 
-__all__ = ["TABLES", "WORDS", "Ledger", "Verdict", "verdict"]
+__all__ = ["TABLES", "VERDICTS", "Ledger", "Verdict", "verdict"]
 
-WORDS = ("reproduced", "partly", "not reproduced", "inconclusive", "not run")
+VERDICTS = ("reproduced", "partly", "not reproduced", "inconclusive", "not run")
 TABLES = "paper's tables"
 NEAREST_FIRST = (TABLES, "f30k", "coco", "coco 5K", "flickr8k", "scenes")  # to what the papers measured
 Run = tuple[Path, dict[str, Any]]
@@ -39,7 +39,7 @@ class Verdict:
     verdict: str
     dataset: str
     reason: str = ""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[ComparisonResult, ...] = ()
     receipts: tuple[str, ...] = ()
 
     @property
@@ -82,7 +82,7 @@ class Ledger(RuleBook):
 
     @cached_property
     def receipts(self) -> dict[tuple[str, str, str], dict[int, Run]]:
-        """(chapter, arm, dataset) → seed → path and receipt, each of them checked."""
+        """(chapter, variant, dataset) → seed → path and receipt, each of them checked."""
         found: dict[tuple[str, str, str], dict[int, Run]] = {}
         for path in sorted(self.paths.receipts.glob("*/*.json")):
             receipt = read_receipt(path)
@@ -105,8 +105,8 @@ class Ledger(RuleBook):
             return None
         if receipt["ranks"] is None:
             raise input_error(path, "no ranks", "a receipt whose recalls can be computed again")
-        if (pictures := len(read_evidence(path).i2t)) != known["images"]:
-            raise input_error(path, f"ranks of {pictures} pictures", f"the {known['images']} of {name}'s test split")
+        if (images := len(read_evidence(path).i2t)) != known["images"]:
+            raise input_error(path, f"ranks of {images} images", f"the {known['images']} of {name}'s test split")
         return "coco 5K" if protocol == "5K" else name
 
     def verdict(self, claim: str, dataset: str | None = None) -> Verdict:
@@ -123,7 +123,7 @@ class Ledger(RuleBook):
         """One verdict for each dataset the rule names."""
         return [self._judge(claim, dataset) for dataset in self.rules[claim].get("datasets", (TABLES,))]
 
-    def printed(self, claim: str) -> list[Finding]:
+    def printed(self, claim: str) -> list[ComparisonResult]:
         """What the paper's own tables say about a claim; empty where they do not speak of it."""
         return list(printed_findings(self.checks.get(claim, ()), self.results))
 
@@ -131,7 +131,9 @@ class Ledger(RuleBook):
         rule = self.rules[claim]
         if rule["kind"] == "table" and dataset == TABLES:
             findings = self.printed(claim)
-            return Verdict(claim, word_for(findings), TABLES, "", tuple(findings), ("book/data/published_tables.yaml",))
+            return Verdict(
+                claim, verdict_of(findings), TABLES, "", tuple(findings), ("book/data/published_tables.yaml",)
+            )
         if dataset not in rule.get("datasets", ()):
             return Verdict(claim, "not run", dataset, "the rule does not speak of this dataset")
         findings, used = [], set()
@@ -143,11 +145,11 @@ class Ledger(RuleBook):
                 path.relative_to(self.root).as_posix() for variant in runs.values() for path, _ in variant.values()
             }
             receipts = {variant: {seed: receipt for seed, (_, receipt) in of.items()} for variant, of in runs.items()}
-            findings.append(weigh(comparison, receipts, rule["test"]["level"]))
-        return Verdict(claim, word_for(findings), dataset, "", tuple(findings), tuple(sorted(used)))
+            findings.append(evaluate(comparison, receipts, rule["test"]["level"]))
+        return Verdict(claim, verdict_of(findings), dataset, "", tuple(findings), tuple(sorted(used)))
 
     def _runs(self, claim: str, comparison: Comparison, dataset: str) -> tuple[dict[str, dict[int, Run]], str]:
-        """Arm → seed → run at the seeds that all arms have; and, if these do not suffice, why."""
+        """Variant → seed → run at the seeds that all variants have; and, if these do not suffice, why."""
         rule, runs, stale = self.rules[claim], {}, False
         digest, need = rule_digest(rule), rule["datasets"][dataset]
         for variant, metric in comparison.terms:
@@ -162,7 +164,7 @@ class Ledger(RuleBook):
         if stale:
             return {}, "the rule is younger than its receipts"
         fewest = min(runs, key=lambda variant: len(runs[variant]))
-        who, number = (fewest, len(runs[fewest])) if len(runs[fewest]) < need else ("every arm", len(shared))
+        who, number = (fewest, len(runs[fewest])) if len(runs[fewest]) < need else ("every variant", len(shared))
         return {}, f"{who} has {number} of {need} seeds"
 
     def entry(self, claim: str) -> dict[str, Any]:

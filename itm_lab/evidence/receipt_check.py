@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from itm_lab.evidence.ledger import Ledger
-from itm_lab.experiments.recipes import read_recipe
+from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import read_receipt, receipt_path
 from itm_utils.errors import input_error
@@ -55,24 +55,25 @@ def check_fingerprint(ledger: Ledger, receipt: Mapping[str, Any], path: Path) ->
 
 
 def check_settings(ledger: Ledger, receipt: Mapping[str, Any], path: Path) -> None:
-    """The parameters are those of the recipe with this arm and dataset; an ensemble and its members are known ones."""
+    """The parameters are those of the experiment with this variant and dataset; of an ensemble its members are known."""
     chapter, data, variant = receipt["chapter"], receipt["dataset"]["name"], receipt["variant"]
-    paths = sorted((ledger.root / "recipes").glob(f"{chapter}_*.yaml"))
-    recipes = [read_recipe(ledger.root, recipe) for recipe in paths]
-    here = [one for one in recipes if Path(one.values()["dataset"]).name == data]
-    known = {one.values()["variant"]: one for one in here}
-    where = f"recipes of {chapter} on {data}"
+    experiments = read_experiments(ledger.root, chapter.partition("_")[2]).values()
+    here = [one for one in experiments if Path(one.settings["dataset"]).name == data]
+    known = {one.settings["variant"]: one for one in here}
+    where = f"experiments of {chapter} on {data}"
     if receipt["models"] > 1:
         if variant not in {*(one.ensemble for one in here), *ledger.variants.get(chapter, ())}:
             raise input_error(path, f"the ensemble {variant}", f"one that {where} or rules.yaml name")
         members = [member.rpartition(", seed ")[0] for member in receipt["parameters"].get("members", [""])]
         if unknown := [member for member in members if member not in known]:
-            raise input_error(path, f"the member {unknown[0]!r}", f"arms of {where}")
+            raise input_error(path, f"the member {unknown[0]!r}", f"variants of {where}")
         return
     if variant not in known:
-        raise input_error(path, f"the arm {variant}", f"one of {where}: {', '.join(sorted(known)) or 'there are none'}")
+        raise input_error(
+            path, f"the variant {variant}", f"one of {where}: {', '.join(sorted(known)) or 'there are none'}"
+        )
     wanted, found = settings_of(known[variant].values()), receipt["parameters"]
     for name in sorted(wanted.keys() | found.keys()):
         if found.get(name) != wanted.get(name):
-            right = f"{wanted.get(name)!r} as in {known[variant].path.name}"
-            raise input_error(path, f"{name} = {found.get(name)!r}", right, "Other settings are another arm.")
+            right = f"{wanted.get(name)!r} as in {known[variant].name}"
+            raise input_error(path, f"{name} = {found.get(name)!r}", right, "Other settings are another variant.")

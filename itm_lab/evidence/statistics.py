@@ -1,8 +1,8 @@
 """How sure is a difference? Intervals over test queries, over training seeds, and from a printed number alone.
 
 Two questions, two intervals. *Would another training run say the same?* Train with several seeds and look at how far
-the runs lie apart (:func:`seed_interval`, :func:`paired_seeds`). *Would another test set say the same?* Draw test
-pictures again and again from those there are (:func:`paired_bootstrap`). A paper's table gives neither; then only
+the runs lie apart (:func:`seed_interval`, :func:`paired_seeds`). *Would another test set say the same?* Resample the test
+images from those there are (:func:`paired_bootstrap`). A paper's table gives neither; then only
 bounds are left (:func:`binomial_halfwidth`, :func:`largest_disagreement`).
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from itm_utils.errors import input_error
 from itm_utils.metrics.retrieval import Ranks, resampled_recalls, summarise
@@ -66,7 +66,7 @@ def seed_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     if not np.isfinite(runs).all():
         raise input_error("values", f"{runs.tolist()}", "finite numbers")
     mean = float(runs.mean())
-    half = student_t(level, len(runs) - 1) * float(runs.std(ddof=1)) / math.sqrt(len(runs))
+    half = float(stats.t.interval(level, len(runs) - 1, scale=stats.sem(runs))[1]) if runs.std() else 0.0
     return Interval(mean, mean - half, mean + half)
 
 
@@ -80,8 +80,9 @@ def paired_seeds(values_a: Sequence[float], values_b: Sequence[float], level: fl
 def binomial_halfwidth(recall: float, queries: int, level: float = 0.95) -> float:
     """Half the width of Wilson's interval of a recall (percent) measured on independent queries.
 
-    The five captions of a picture stand or fall partly together. Counting pictures instead of captions bounds the
-    interval of t2i recalls from above; counting captions bounds it from below.
+    The five captions of an image are correlated. Counting images instead of captions bounds the interval of t2i recalls
+    from above; counting captions bounds it from below. (Written out: scipy's takes whole counts of hits, and a printed
+    recall, a mean over folds at that, gives none.)
     """
     share, z = _share(recall), _normal(level)
     return 100 * z / (1 + z**2 / queries) * math.sqrt(share * (1 - share) / queries + z**2 / (4 * queries**2))
@@ -96,29 +97,9 @@ def largest_disagreement(gap: float, queries: int, level: float = 0.95) -> float
     return 100 * _share(abs(gap)) ** 2 * (1 + queries / _normal(level) ** 2)
 
 
-def student_t(level: float, freedom: int) -> float:
-    """t such that a Student variable with ``freedom`` (a whole number) lies within ±t with probability ``level``."""
-    low, high = 0.0, math.pi / 2  # halve the angle of t: the probability grows with it
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def _within(angle: float, freedom: int) -> float:
-    """Probability of |T| < sqrt(freedom) tan(angle): a finite sum for whole degrees of freedom."""
-    odd = freedom % 2
-    term = math.sin(angle) * (math.cos(angle) if odd else 1.0)
-    total = 0.0
-    for k in range(1 + odd, freedom, 2):
-        total += term
-        term *= math.cos(angle) ** 2 * k / (k + 1)
-    return 2 / math.pi * (angle + total) if odd else total
-
-
 def _normal(level: float) -> float:
     _check_level(level)
-    return NormalDist().inv_cdf((1 + level) / 2)
+    return float(stats.norm.interval(level)[1])
 
 
 def _share(recall: float) -> float:

@@ -16,9 +16,9 @@ from itm_lab.records.receipts import read_receipt, variant_receipts
 def lab_table(
     variants: Mapping[str, str], seeds: Iterable[int] = range(5, 8), metric: str = "rsum", dataset: str = "scenes"
 ) -> dict[str, Interval]:
-    """Print one line an arm: its mean over these seeds with Student's interval; return what was printed.
+    """Print one line a variant: its mean over these seeds with Student's interval; return what was printed.
 
-    arms: arm → chapter that trains it. An arm without receipts of all these seeds is printed as not run, and is left
+    variants: variant → chapter that trains it. A variant without receipts of all these seeds is printed as not run, and is left
     out of what is returned.
     """
     wanted, rows = set(seeds), {}
@@ -39,7 +39,7 @@ def lab_table(
 def search_table(
     chapter: str, variants: Iterable[str], parameter: str = "learning_rate", dataset: str = "scenes"
 ) -> None:
-    """Print what a search on dev found: for each arm the tried values of one parameter and the mean rsum of each."""
+    """Print what a search on dev found: for each variant the tried values of one parameter and the mean rsum of each."""
     receipts = [
         read_receipt(path) for path in sorted((Paths.find().receipts / chapter / "search").glob(f"*_{dataset}_s*.json"))
     ]

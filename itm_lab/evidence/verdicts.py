@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, correlation, fmean
+from statistics import fmean
 from typing import Any
+
+from scipy import stats
 
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.records.rules import Comparison, _expected, listed, metrics_of
@@ -17,7 +19,7 @@ from itm_utils.errors import input_error
 
 
 @dataclass(frozen=True)
-class Finding:
+class ComparisonResult:
     """What a comparison gave. runs: how many seeds (0: a printed number). status: holds, fails or open."""
 
     comparison: str
@@ -31,8 +33,10 @@ class Finding:
         return f"{self.comparison}: {value}" + (f" [{low}, {high}], n = {self.runs}" if self.runs else "")
 
 
-def weigh(comparison: Comparison, runs: Mapping[str, Mapping[int, Mapping[str, Any]]], level: float) -> Finding:
-    """The comparison's number over the seeds, with its interval. runs: arm → seed → receipt, the same seeds each."""
+def evaluate(
+    comparison: Comparison, runs: Mapping[str, Mapping[int, Mapping[str, Any]]], level: float
+) -> ComparisonResult:
+    """The comparison's number over the seeds, with its interval. runs: variant → seed → receipt, the same seeds each."""
     seeds = list(next(iter(runs.values())))
     value = {term: [_metric(runs[term[0]][seed], term[1]) for seed in seeds] for term in comparison.terms}
     if comparison.correlated:
@@ -47,7 +51,7 @@ def weigh(comparison: Comparison, runs: Mapping[str, Mapping[int, Mapping[str, A
     return _finding(str(comparison), seed_interval(numbers, level), comparison.expected, len(seeds))
 
 
-def word_for(findings: Sequence[Finding]) -> str:
+def verdict_of(findings: Sequence[ComparisonResult]) -> str:
     """The verdict that findings give together."""
     status = {finding.status for finding in findings}
     if status == {"holds"}:
@@ -56,20 +60,20 @@ def word_for(findings: Sequence[Finding]) -> str:
 
 
 def pearson_interval(x: Sequence[float], y: Sequence[float], level: float = 0.95, taken: int = 0) -> Interval:
-    """Pearson's r with Fisher's interval. taken: degrees of freedom that were used up before, as by taking means away."""
-    r = correlation(x, y)
-    half = NormalDist().inv_cdf((1 + level) / 2) / math.sqrt(len(x) - taken - 3)
+    """Pearson's r with Fisher's interval. taken: degrees of freedom that were used up before, as by centring."""
+    r = float(stats.pearsonr(x, y).statistic)
+    half = float(stats.norm.interval(level)[1]) / math.sqrt(len(x) - taken - 3)  # scipy's own knows no ``taken``
     z = math.atanh(max(-0.999999, min(0.999999, r)))
     return Interval(r, math.tanh(z - half), math.tanh(z + half))
 
 
 def _centred(variants: Sequence[Sequence[float]]) -> list[float]:
-    """All numbers (arms, seeds) in one row, less the mean of their seed: a seed that fails everywhere decides nothing."""
+    """All numbers (variants, seeds) in one row, less the mean of their seed: a seed that fails everywhere decides nothing."""
     means = [fmean(of) for of in zip(*variants, strict=True)]
     return [number - mean for variant in variants for number, mean in zip(variant, means, strict=True)]
 
 
-def printed_findings(checks: Sequence[Mapping[str, Any]], papers: Mapping[str, Any]) -> Iterator[Finding]:
+def printed_findings(checks: Sequence[Mapping[str, Any]], papers: Mapping[str, Any]) -> Iterator[ComparisonResult]:
     """What printed tables say. checks: entries of ``tables`` in rules.yaml; papers: those of published_tables.yaml."""
     for check in checks:
         rows, others = (_block(papers, at)["rows"] for at in (check["at"], check.get("b_at", check["at"])))
@@ -128,14 +132,14 @@ def _the_row(rows: Sequence[dict[str, Any]], wanted: Mapping[str, Any]) -> dict[
     return found[0]
 
 
-def _finding(text: str, interval: Interval, expected: Mapping[str, Any], runs: int) -> Finding:
+def _finding(text: str, interval: Interval, expected: Mapping[str, Any], runs: int) -> ComparisonResult:
     """Holds if the whole interval is where it should be, fails if none of it is."""
     (word, bound), (_, low, high) = next(iter(expected.items())), interval
     if word == "within":
         holds, fails = bound[0] <= low and high <= bound[1], high < bound[0] or low > bound[1]
-        return Finding(text, interval, f"within {bound[0]} to {bound[1]}", _status(holds, fails), runs)
+        return ComparisonResult(text, interval, f"within {bound[0]} to {bound[1]}", _status(holds, fails), runs)
     holds, fails = (low > bound, high < bound) if word == "above" else (high < bound, low > bound)
-    return Finding(text, interval, f"{word} {bound}", _status(holds, fails), runs)
+    return ComparisonResult(text, interval, f"{word} {bound}", _status(holds, fails), runs)
 
 
 def _status(holds: bool, fails: bool) -> str:

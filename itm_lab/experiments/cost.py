@@ -1,58 +1,54 @@
-"""What a command of ``itm run`` would do, and what it would cost."""
+"""What a run would cost: the real training step of its chapter, counted on a few pairs and scaled to its batches.
+
+A chapter's ``build`` and ``stages`` say what is trained and by which objective; nothing is described a second time. The
+step runs on the CPU, on real tensors, in the widths of the experiment, for two small numbers of pairs b.
+:class:`OperationCounter` counts its operations. What is counted is done once per image or caption, or once per pair of
+the batch, so it is l·b + q·b²: two counts determine l and q, and with them the step of the real batch size. The bytes
+that backward needs scale the same way. Encoding and scoring of a split are counted per image, per caption and per pair.
+"""
 
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 from itm_lab.data.opening import open_splits
-from itm_lab.experiments.recipes import (
-    find_recipe,
-    read_overrides,
-    read_recipe,
-    read_seeds,
-    read_value,
-    recipes_of_table,
-)
-from itm_lab.experiments.runner import SEARCH_SEED, Job, grid_jobs, make_jobs, search_jobs
-from itm_lab.records.parameters import ASIDE
+from itm_lab.experiments.runner import Job
 from itm_lab.records.receipts import read_receipt
 from itm_utils.data.vocabulary import Vocabulary
-from itm_utils.errors import ItmError, input_error
+from itm_utils.errors import input_error
 from itm_utils.matcher import Encoded, ImageBatch, Matcher, OfflineNegatives, PairBatch, TextBatch
-from itm_utils.models.ccr_ccs import Constrained
-from itm_utils.models.mmca import HardNegativeTripletLoss
-from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.scoring import BATCH, BUDGET
-from itm_utils.training.loop import KEPT, Objective, compiled_scores
-from itm_utils.training.schedule import NUMBERS
+from itm_utils.training import Stage
+from itm_utils.training.loop import KEPT, compiled_scores
 
-# Peak single-precision arithmetic in 10^12 operations a second, and memory in GiB, as the makers state them.
+# Peak single-precision arithmetic in 10^12 operations per second, and memory in GiB, as the makers state them.
 GPUS = {"RTX 3090": (35.6, 24), "RTX 4090": (82.6, 24), "V100": (15.7, 16), "A100": (19.5, 40), "H100": (67.0, 80)}
 USED = 0.25  # part of the peak that such models reach; a guess, and the plan says so: --measure replaces it
-WORDS = 14  # of an average caption with its start and end symbol, where the data is not there to count
+CAPTION_WORDS = 14  # of an average caption with its start and end symbol, where the data is not there to count
 REGIONS = 36
-BERT_TOKEN = 12 * 24 * 768**2  # operations of BERT base for a token: 12 layers of 12 d^2 weights, two for each
+BERT_TOKEN = 12 * 24 * 768**2  # operations of BERT base per token: 12 layers of 12 d^2 weights, two for each
 TIMED = 5  # training steps of which --measure takes the median, after two to warm up
-# Of these there is at least one; what is least in a training, its settings say. Every other whole number may be 0.
-FROM_ONE = (
-    "width", "word_dim", "heads", "feed_forward", "channels", "token_dim", "sim_dim", "caption_width", "caption_word_dim",
-)  # fmt: skip
-LEAST = dict.fromkeys(FROM_ONE, 1) | {name: least for names, _, least in NUMBERS for name in names}
+FEW = 3  # pairs of a counted step, besides the random negatives that its objective draws per pair
+LARGE = 2**20  # numbers of a weight from which on it and its gradient stay without values
+BLOCK = 4  # images and captions of a counted block of scores
 
 
 @dataclass(frozen=True)
@@ -79,83 +75,21 @@ PUBLISHED = {
 }
 
 
-def plan(
-    root: Path,
-    names: list[str],
-    table: str,
-    seeds: str,
-    pairs: list[str],
-    search: list[str],
-    grid: list[str] | None = None,
-) -> list[Job]:
-    """The runs that a command asks for."""
-    if bool(names) == bool(table):
-        raise ItmError("itm run: give recipes, or --table, and not both")
-    seeded = seeds or any(pair.partition("=")[0] == "seed" for pair in pairs)
-    if grid and (search or seeded):  # a setting of a grid has its own seed
-        raise ItmError("itm run: give --grid without --search and --seeds")
-    if search and seeded:
-        raise ItmError(f"itm run: give --search without a seed: what is tried has seed {SEARCH_SEED}")
-    recipes = recipes_of_table(root, table) if table else [read_recipe(root, find_recipe(root, n)) for n in names]
-    jobs: list[Job] = []
-    for recipe in recipes:
-        overrides = read_overrides(recipe, pairs)
-        if "run_dir" in overrides and len(recipes) > 1:  # two recipes in one folder would resume each other
-            overrides["run_dir"] = f"{overrides['run_dir']}/{recipe.name}"
-        if search:
-            jobs += search_jobs(recipe, read_choices(recipe, search), overrides)
-        elif grid:
-            jobs += grid_jobs(recipe, read_choices(recipe, grid, "--grid"), overrides)
-        else:
-            asked = seeds or ("" if "seed" in overrides else recipe.seeds)
-            jobs += make_jobs(recipe, read_seeds(asked) if asked else None, overrides)
-    for job in jobs:
-        check_numbers(job)
-    return jobs
-
-
-def check_numbers(job: Job) -> None:
-    """No number of a run is less than makes sense; one of another training (``inter_epochs``) is as one of the main."""
-    for name, value in job.parameters.items():
-        plain = re.sub("^(first|host|inter)_", "", name)
-        whole = job.recipe.declared[name][0] == "int"
-        if (whole or plain in LEAST) and not LEAST.get(plain, 0) <= value < math.inf:
-            raise input_error(f"{job.recipe.name}, {name}", repr(value), f"a number from {LEAST.get(plain, 0):g} up")
-    if not 0 < (part := job.parameters.get("train_fraction", 1)) <= 1:
-        raise input_error(f"{job.recipe.name}, train_fraction", repr(part), "a number above 0, at most 1")
-
-
-def read_choices(recipe: Any, search: list[str], option: str = "--search") -> dict[str, list[Any]]:
-    """``["width=32,64"]`` as name → values."""
-    choices = {}
-    for pair in search:
-        name, equals, values = pair.partition("=")
-        if not equals or not values:
-            raise input_error(option, repr(pair), "name=a,b,c")
-        read_overrides(recipe, [f"{name}={value}" for value in values.split(",")][:1])
-        if name in ASIDE:  # runs are not named after it: all would have one name, in one folder
-            raise input_error(option, f"the parameter {name}", "a setting of the model or of its training")
-        if name in choices:
-            raise input_error(option, f"{name} twice", f"{name} once, with all its values: {name}=a,b,c")
-        choices[name] = [read_value(recipe.declared[name][0], name, value) for value in values.split(",")]
-    return choices
-
-
 def described(jobs: list[Job], gpu: str, results: Path, measure: bool = False) -> Iterator[str]:
-    """The plan in lines: for photographs from counted arithmetic, for the little world from earlier receipts.
+    """The plan in lines: for photographs from counted arithmetic, for Scenes from earlier receipts.
 
     measure: time a few training steps of each on this machine, rather than assume how fast the GPU is.
     """
     if gpu not in GPUS:
         raise input_error("--gpu", repr(gpu), f"one of {', '.join(GPUS)}")
-    seconds, costs = 0.0, {}  # seeds of a recipe cost the same: counted once
+    seconds, costs = 0.0, {}  # seeds of an experiment cost the same: counted once
     for job in jobs:
         if job.parameters["dataset"] == "scenes":
             known = seconds_of(job, results)
             seconds += known or 0
             yield f"{job.label}: " + (f"about {known:.0f} s of training on a CPU" if known else "never run before")
         else:
-            settings = json.dumps({k: v for k, v in job.parameters.items() if k not in ("seed", "run_dir")})
+            settings = tuple((k, v) for k, v in job.parameters.items() if k not in ("seed", "run_dir"))
             if settings not in costs:
                 costs[settings] = cost(job, gpu, measure)
             yield f"{job.label}: {costs[settings]}"
@@ -165,10 +99,10 @@ def described(jobs: list[Job], gpu: str, results: Path, measure: bool = False) -
 
 
 def seconds_of(job: Job, results: Path) -> float | None:
-    """What this arm, or else any run of its chapter, took before."""
+    """What this variant, or else any run of its chapter, took before."""
     same = "".join(c if c.isalnum() else "?" for c in job.parameters["variant"])
     for pattern in (f"{same}_scenes_s*.json", "*_scenes_s*.json"):
-        for path in sorted((results / job.recipe.chapter).glob(pattern)):
+        for path in sorted((results / job.experiment.chapter).glob(pattern)):
             return read_receipt(path)["run"]["seconds"]
     return None
 
@@ -176,7 +110,7 @@ def seconds_of(job: Job, results: Path) -> float | None:
 def cost(job: Job, gpu: str, measure: bool = False) -> str:
     """Arithmetic, memory, disk and hours of a run."""
     sizes, (peak, memory) = sizes_of(job), GPUS[gpu]
-    parts = [counted(training, sizes, tokens_of(job)) for training in trainings(job, sizes)]
+    parts = stage_costs(job, sizes)
     speeds = [peak * 1e12 * USED] * len(parts)
     if measure:
         speeds = [measured(job, number, sizes, part.step) for number, part in enumerate(parts)]
@@ -219,92 +153,137 @@ def sizes_of(job: Job) -> Sizes:
     return replace(sizes, images=round(part * sizes.images), captions=round(part * sizes.captions))
 
 
-def make_batch(pairs: int, sizes: Sizes, token_dim: int, device: str = "meta") -> PairBatch:
-    """Pairs with offline ones beside them. To count only shapes are needed: "meta" has no numbers.
+# The real step ------------------------------------------------------------------------------------------------------
 
-    token_dim: width of cached token states; 0 for words.
-    """
+
+class Shape(NamedTuple):
+    """What a batch looks like besides its number of pairs. token_dim: width of cached token states; 0 for words."""
+
+    regions: int
+    image_dim: int
+    vocabulary: int
+    token_dim: int
+
+
+def shape_of(job: Job, sizes: Sizes) -> Shape:
+    return Shape(sizes.regions, sizes.image_dim, sizes.vocabulary, tokens_of(job))
+
+
+def tokens_of(job: Job) -> int:
+    """Width of the token states that a run's captions come as; 0 if they come as words."""
+    return 0 if job.parameters.get("text_backbone") == "gru" else job.parameters.get("token_dim", 0)
+
+
+def make_batch(pairs: int, shape: Shape, device: str = "cpu") -> PairBatch:
+    """Pairs with offline negatives beside them, of made-up numbers."""
     with torch.device(device):
         ids = torch.arange(pairs)
         images = ImageBatch(
-            regions=torch.rand(pairs, sizes.regions, sizes.image_dim),
-            mask=torch.ones(pairs, sizes.regions, dtype=torch.bool),
-            boxes=torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(pairs, sizes.regions, 4),
+            regions=torch.rand(pairs, shape.regions, shape.image_dim),
+            mask=torch.ones(pairs, shape.regions, dtype=torch.bool),
+            boxes=torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(pairs, shape.regions, 4),
             sizes=torch.ones(pairs, 2),
             ids=ids,
         )
+        words, states = (pairs, CAPTION_WORDS), (pairs, CAPTION_WORDS, shape.token_dim)
         texts = TextBatch(
-            lengths=torch.full((pairs,), WORDS),
+            lengths=torch.full((pairs,), CAPTION_WORDS),
             ids=ids,
-            words=None if token_dim else torch.ones(pairs, WORDS, dtype=torch.long),
-            features=torch.rand(pairs, WORDS, token_dim) if token_dim else None,
+            words=None if shape.token_dim else torch.ones(words, dtype=torch.long),
+            features=torch.rand(states) if shape.token_dim else None,
         )
     batch = PairBatch(images=images, texts=texts)
     return replace(batch, offline=OfflineNegatives(batch, batch))
 
 
-def module_of(job: Job) -> ModuleType:
+def chapter_module(job: Job) -> ModuleType:
     """The generated module of a job's chapter: ``08_mmca`` exports ``mmca``."""
-    return importlib.import_module("itm_utils.models." + job.recipe.chapter.partition("_")[2])
+    return importlib.import_module("itm_utils.models." + job.experiment.chapter.partition("_")[2])
 
 
-class Training(NamedTuple):
-    """One training of a run. judged: what is validated while it lasts. mines: whether lists are made with it after.
+def make_stages(job: Job, shape: Shape, device: str) -> list[Stage]:
+    """The trainings of a run, as its chapter describes them. On "meta", models have shapes and no numbers."""
+    module, given = chapter_module(job), job.parameters | {"device": "auto"}
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        model = module.build(given, shape.vocabulary, shape.image_dim)
+        stages = module.stages(given, model)
+    for stage in stages:
+        if hasattr(stage.objective, "set_epoch"):  # a warm-up is counted as what comes after it
+            stage.objective.set_epoch(stage.config.epochs - 1)
+    return stages
 
-    validate_every: steps between two looks at dev; 0 for one an epoch.
+
+class OperationCounter(TorchDispatchMode):
+    """Counts the operations of matrix products by PyTorch's own formulas (``flop_registry``), and does not compute them.
+
+    A product, like an initialisation, gives one number everywhere: which operations run, and on what shapes, is all that a
+    count needs, and takes a hundredth of the time. weights: shapes of products that need no memory either, as gradients of
+    large weights.
     """
 
-    matcher: Matcher
-    objective: Objective
-    epochs: int
-    batch_size: int
-    judged: Matcher
-    mines: bool = False
-    validate_every: int = 0
+    aten = torch.ops.aten
+    MATRICES: ClassVar = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+    DRAWS: ClassVar = {aten.uniform_, aten.normal_}
 
-    def looks(self, captions: int) -> int:
-        """How often dev is judged: at every so many steps, and at the last."""
-        an_epoch = captions // self.batch_size
-        return math.ceil(self.epochs * an_epoch / (self.validate_every or max(1, an_epoch)))
+    def __init__(self, weights: Iterable[torch.Size] = ()) -> None:
+        super().__init__()
+        self.operations, self.weights = 0, {shape for one in weights for shape in (tuple(one), tuple(one)[::-1])}
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, operation = kwargs or {}, func._overloadpacket
+        if operation in flop_registry:
+            result = self.shaped(func, args, kwargs)
+            self.operations += flop_registry[operation](*args, **kwargs, out_val=result)
+            return result
+        if operation in self.DRAWS and not args[0].is_meta:
+            return args[0].fill_(0.01) if args[0].numel() < 4 * LARGE else args[0]
+        if operation is self.aten.add and is_shared(args[0]) and args[0].shape in self.weights:
+            return args[0]  # the sum of two gradients of one weight
+        if operation is self.aten.mkldnn_rnn_layer:
+            raise NotImplementedError(
+                "an LSTM on the CPU is one operation without a formula: its products are not counted"
+            )
+        if torch.is_inference_mode_enabled():
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
 
-def trainings(job: Job, sizes: Sizes, device: str = "meta") -> list[Training]:
-    """What a run trains, one after the other: its model, or what the chapter's ``stages_of`` names."""
-    module, given, every = module_of(job), job.parameters, job.parameters.get("validate_every", 0)
-    with torch.device(device):  # a stage may build a model of its own
-        model = module.build(given, sizes.vocabulary, sizes.image_dim)
-        stages = module.stages_of(given, model) if hasattr(module, "stages_of") else []
-    if not stages:
-        return [Training(model, objective_of(job), given["epochs"], given["batch_size"], model, validate_every=every)]
-    return [
-        Training(
-            stage.matcher, stage.objective, stage.epochs, stage.batch_size,
-            judged=model if stage is stages[-1] and len(stages) > 1 else stage.matcher,
-            mines=stage.name == "miner",
-            validate_every=every,
-        )
-        for stage in stages
-    ]  # fmt: skip
-
-
-def objective_of(job: Job) -> Objective:
-    """What a chapter with one training trains for."""
-    given = job.parameters
-    if getattr(module_of(job), "PICKS_FIRST", False):
-        return HardNegativeTripletLoss(negatives=given["negatives"], budget=given["budget_mb"] * 2**20)
-    weights = {name: given.get(name, 0) for name in ("ccr_weight", "ccs_weight")}
-    return Constrained(HingeTriplet(), **weights) if any(weights.values()) else HingeTriplet()
+    def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a product returns, with one number everywhere."""
+        if func._overloadpacket in self.MATRICES and not args[0].is_meta:
+            left, right = args[-2:]
+            shape = (*left.shape[:-1], right.shape[-1])
+            one = torch.full((), 0.01, dtype=left.dtype)
+            return one.expand(shape) if shape in self.weights else one.repeat(shape)
+        shapes = func(*tree_map_only(Tensor, lambda x: x.to("meta"), args), **kwargs)
+        return tree_map_only(Tensor, lambda x: torch.full(x.shape, 0.01, dtype=x.dtype), shapes)
 
 
-def tokens_of(job: Job) -> int:
-    """Width of the token states that a run's captions come as; 0 if they come as words."""
-    return 0 if job.parameters.get("reader") == "gru" else job.parameters.get("token_dim", 0)
+@contextmanager
+def counting(weights: Iterable[torch.Size] = ()) -> Iterator[OperationCounter]:
+    """Count what runs inside; attention runs as matrix products there, not as one operation without a formula."""
+    with sdpa_kernel(SDPBackend.MATH), OperationCounter(weights) as counter:
+        yield counter
+
+
+def is_shared(tensor: Any) -> bool:
+    """Whether all elements are one number in memory."""
+    return isinstance(tensor, Tensor) and tensor.dim() > 0 and not any(tensor.stride())
+
+
+class StepCount(NamedTuple):
+    """Of one training step. operations: in matrix products. held: bytes that backward needs."""
+
+    operations: float
+    held: float
 
 
 class Rates(NamedTuple):
     """Operations of encoding one image and one caption and of scoring one pair, and whether a pair has two scores.
 
-    image_bytes: of an encoded image. pair_bytes: of working memory for a pair, as the model itself estimates.
+    image_bytes: of an encoded image. pair_bytes: of working memory per pair, as the model itself estimates.
     """
 
     image: float
@@ -315,7 +294,7 @@ class Rates(NamedTuple):
     pair_bytes: int
 
     def held(self, images: int, captions: int) -> float:
-        """Bytes while a split is judged: all its encoded images, and a block of pairs within the budget."""
+        """Bytes while a split is scored: all its encoded images, and a block of pairs within the budget."""
         block = min(images, BATCH) * min(captions, BATCH) * self.pair_bytes
         return images * self.image_bytes + min(block, BUDGET)
 
@@ -324,34 +303,114 @@ class Rates(NamedTuple):
         return self.image * images + self.caption * captions + self.pair * images * captions
 
 
-class Counted(NamedTuple):
-    """One training in numbers. step: operations of a step. total: of all it asks for. held, weights: bytes."""
+class StageCount(NamedTuple):
+    """What was counted of a stage. steps: number of pairs → its step. weights, ranked_weights: bytes."""
 
-    training: Training
+    steps: dict[int, StepCount]
     rates: Rates
-    steps: int
-    step: float
-    total: float
-    held: float
     weights: int
+    ranked_weights: int
 
 
-def counted(training: Training, sizes: Sizes, tokens: int) -> Counted:
-    """Steps, looks at dev, mining over the training set, and the scores of the test set."""
-    step, held, weights = count_step(training, sizes, tokens)
-    rates, steps = (
-        count_rates(training.judged, sizes, tokens),
-        training.epochs * (sizes.captions // training.batch_size),
-    )
-    looks = training.looks(sizes.captions) * rates.every_pair(sizes.dev_images, sizes.dev_captions)
-    total = steps * step + looks + rates.every_pair(sizes.test_images, sizes.test_captions)
-    if training.mines:
-        total += rates.every_pair(sizes.images, sizes.captions)
-    # Gradients and Adam's averages stay while a split is judged, what backward needs is gone.
-    judged = 3 * weights + bytes_of_weights(training.judged)
-    splits = ((sizes.dev_images, sizes.dev_captions), (sizes.test_images, sizes.test_captions))
-    held = max(held, *(judged + rates.held(*split) for split in splits))
-    return Counted(training, rates, steps, step, total, held, weights)
+# What was counted in this process: stages and models of one key are counted once.
+COUNTS: dict[tuple[Any, ...], StageCount] = {}
+RATES: dict[tuple[Any, ...], Rates] = {}
+
+
+def count_stages(job: Job, shape: Shape) -> list[tuple[Stage, StageCount]]:
+    """The stages of a run with their counts. Models without numbers ("meta") tell whether a stage was counted before."""
+    stages = make_stages(job, shape, "meta")
+    keys = [(shape, *map(described_by, (one.model, one.objective, one.validated)), few_pairs(one)) for one in stages]
+    if not all(key in COUNTS for key in keys):
+        with counting():  # initialises quickly
+            real = make_stages(job, shape, "cpu")
+        for key, stage in zip(keys, real, strict=True):
+            if key not in COUNTS:
+                COUNTS[key] = count_stage(stage, shape)
+    return [(stage, COUNTS[key]) for stage, key in zip(stages, keys, strict=True)]
+
+
+def count_stage(stage: Stage, shape: Shape) -> StageCount:
+    with torch.random.fork_rng(devices=[]):
+        steps = {pairs: count_step(stage, make_batch(pairs, shape)) for pairs in few_pairs(stage)}
+        if (key := (shape, described_by(stage.validated))) not in RATES:
+            RATES[key] = count_rates(stage.validated, shape)
+    return StageCount(steps, RATES[key], bytes_of_weights(stage.model), bytes_of_weights(stage.validated))
+
+
+def described_by(thing: Any) -> Any:
+    """A model or an objective as a key: classes and settings. Of a number with a fraction only whether it is 0 counts."""
+    if isinstance(thing, float):
+        return bool(thing)
+    if thing is None or isinstance(thing, int | str):
+        return thing
+    if isinstance(thing, Matcher):
+        return type(thing).__name__, described_by(thing.config)
+    if isinstance(thing, Mapping):
+        return tuple(sorted((str(name), repr(described_by(value))) for name, value in thing.items()))
+    if isinstance(thing, list | tuple):
+        return tuple(map(described_by, thing))
+    return type(thing).__name__, described_by(getattr(thing, "__dict__", {})) or repr(thing)
+
+
+def few_pairs(stage: Stage) -> tuple[int, ...]:
+    """The numbers of pairs that are counted: a batch that is small itself, or two that stand for it."""
+    few = FEW + getattr(stage.objective, "negatives", 0)
+    return (stage.config.batch_size,) if stage.config.batch_size <= few + 1 else (few, few + 1)
+
+
+def count_step(stage: Stage, batch: PairBatch) -> StepCount:
+    """Operations of one training step forth and back, and the bytes that are kept between the two, weights aside."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    weights = list(stage.model.train().parameters())
+    with counting(weight.shape for weight in weights if weight.numel() >= LARGE) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            loss, _ = stage.objective(stage.model, batch)
+        torch.autograd.grad(loss, [weight for weight in weights if weight.requires_grad], allow_unused=True)
+    for weight in weights:
+        kept.pop(weight.untyped_storage()._cdata, None)
+    return StepCount(counter.operations, sum(kept.values()))
+
+
+def count_rates(model: Matcher, shape: Shape) -> Rates:
+    """What a model multiplies while a split is scored, from blocks of a few images and captions.
+
+    Scores of (i, c) cost a part per image, one per caption and one per pair. Three blocks tell them apart; a split is
+    scored in blocks of ``BATCH`` by ``BATCH``, over whose pairs the first two are spread.
+    """
+
+    def count(call: Callable[..., Any], *given: Any) -> tuple[Any, int]:
+        with counting() as counter:
+            result = call(*given)
+        return result, counter.operations
+
+    with torch.no_grad():
+        model.eval()
+        few, more = make_batch(BLOCK, shape), make_batch(2 * BLOCK, shape)
+        images, image = count(model.encode_images, few.images)
+        texts, caption = count(model.encode_texts, few.texts)
+        scores, block = count(model.score, images, texts)
+        _, twice_images = count(model.score, count(model.encode_images, more.images)[0], texts)
+        _, twice_captions = count(model.score, images, count(model.encode_texts, more.texts)[0])
+    of_pairs = twice_images + twice_captions - 3 * block  # (2a + b + 2p) + (a + 2b + 2p) - 3 (a + b + p) = p
+    of_items = block - of_pairs  # a + b
+    pair = of_pairs / BLOCK**2 + of_items / BLOCK / BATCH
+    memory = bytes_of(images) / BLOCK, model.bytes_per_pair(images, texts)
+    return Rates(image / BLOCK, caption / BLOCK, pair, scores.decoupled, *memory)
+
+
+def at_batch(counts: Mapping[int, float], pairs: int) -> float:
+    """l·b + q·b² at b = pairs, from two counts; a count of that very batch is taken as it is."""
+    if pairs in counts:
+        return counts[pairs]
+    (few, one), (more, other) = counts.items()
+    q = (Fraction(other) / more - Fraction(one) / few) / (more - few)
+    return float((Fraction(one) / few - q * few) * pairs + q * pairs**2)
 
 
 def bytes_of_weights(model: Matcher) -> int:
@@ -363,57 +422,56 @@ def bytes_of(encoded: Encoded) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def count_step(training: Training, sizes: Sizes, tokens: int) -> tuple[float, float, int]:
-    """Operations of one training step, the bytes it holds, and those of the weights.
-
-    Held are weights, their gradients, Adam's two averages, what backward needs, and the block in which pairs are picked.
-    """
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    batch = make_batch(training.batch_size, sizes, tokens)
-    # Objectives log numbers; a tensor of shapes alone has none to give.
-    unread = patch.multiple(Tensor, __float__=lambda _: 0.0, tolist=lambda tensor: [0.0] * len(tensor))
-    with unread, FlopCounterMode(display=False) as counter:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            loss, _ = training.objective(training.matcher.train(), batch)
-        loss.backward()
-    weights = bytes_of_weights(training.matcher)
-    block = getattr(training.objective, "budget", 0)
-    return counter.get_total_flops(), 4 * weights + sum(kept.values()) + block, weights
+# From the step to the run -------------------------------------------------------------------------------------------
 
 
-def count_rates(model: Matcher, sizes: Sizes, tokens: int, block: int = 32) -> Rates:
-    """What a model multiplies while it is judged, from a block of images and captions."""
-    batch, counts = make_batch(block, sizes, tokens), []
+class StageCost(NamedTuple):
+    """One training in numbers. step: operations of a step. total: of all it asks for. held, weights: bytes."""
 
-    def count(call: Callable[..., Any], *given: Any) -> Any:
-        with FlopCounterMode(display=False) as counter:
-            result = call(*given)
-        counts.append(counter.get_total_flops())
-        return result
+    stage: Stage
+    rates: Rates
+    steps: int
+    step: float
+    total: float
+    held: float
+    weights: int
 
-    with torch.no_grad():
-        model.eval()
-        images, texts = count(model.encode_images, batch.images), count(model.encode_texts, batch.texts)
-        scores = count(model.score, images, texts)
-    memory = bytes_of(images) / block, model.bytes_per_pair(images, texts)
-    return Rates(counts[0] / block, counts[1] / block, counts[2] / block**2, scores.decoupled, *memory)
+
+def stage_costs(job: Job, sizes: Sizes) -> list[StageCost]:
+    """Each training of a run: its steps, its validations, what it mines, and the scores of the test set."""
+    return [stage_cost(stage, count, sizes) for stage, count in count_stages(job, shape_of(job, sizes))]
+
+
+def stage_cost(stage: Stage, count: StageCount, sizes: Sizes) -> StageCost:
+    rates, pairs = count.rates, stage.config.batch_size
+    per_epoch = sizes.captions // pairs
+    steps = stage.config.epochs * per_epoch
+    step = at_batch({few: one.operations for few, one in count.steps.items()}, pairs)
+    validations = math.ceil(steps / (stage.config.validate_every or max(1, per_epoch)))
+    total = steps * step + validations * rates.every_pair(sizes.dev_images, sizes.dev_captions)
+    total += rates.every_pair(sizes.test_images, sizes.test_captions)
+    if stage.mines:
+        total += rates.every_pair(sizes.images, sizes.captions)
+    # Weights, their gradients, Adam's two averages, what backward needs, and the block in which negatives are selected.
+    kept = at_batch({few: one.held for few, one in count.steps.items()}, pairs)
+    held = 4 * count.weights + kept + getattr(stage.objective, "budget", 0)
+    # Gradients and Adam's averages stay while a split is scored, what backward needs is gone.
+    scored = 3 * count.weights + count.ranked_weights
+    splits = ((sizes.dev_images, sizes.dev_captions), (sizes.test_images, sizes.test_captions))
+    held = max(held, *(scored + rates.held(*split) for split in splits))
+    return StageCost(stage, rates, steps, step, total, held, count.weights)
 
 
 def states_operations(job: Job, sizes: Sizes) -> float:
     """Operations of the frozen text encoder, BERT base by assumption: each caption once, then they are cached."""
-    return BERT_TOKEN * WORDS * all_captions(sizes) if tokens_of(job) else 0.0
+    return BERT_TOKEN * CAPTION_WORDS * all_captions(sizes) if tokens_of(job) else 0.0
 
 
 def all_captions(sizes: Sizes) -> int:
     return sizes.captions + sizes.dev_captions + sizes.test_captions
 
 
-def disk(job: Job, sizes: Sizes, parts: list[Counted]) -> float:
+def disk(job: Job, sizes: Sizes, parts: list[StageCost]) -> float:
     """Bytes that a run leaves behind at most, besides the data: checkpoints, scores, mined lists, cached token states.
 
     A checkpoint is weights, Adam's two averages and the best weights so far; beside them lie the best alone. A stage
@@ -421,9 +479,9 @@ def disk(job: Job, sizes: Sizes, parts: list[Counted]) -> float:
     """
     checkpoints = sum(part.weights for part in parts) * (4 * KEPT + 1)
     scores = 4 * (1 + parts[-1].rates.decoupled) * sizes.test_images * sizes.test_captions
-    states = 2 * tokens_of(job) * WORDS * all_captions(sizes)
+    states = 2 * tokens_of(job) * CAPTION_WORDS * all_captions(sizes)
     entries = 0
-    if any(part.training.mines for part in parts):
+    if any(part.stage.mines for part in parts):
         mined = job.parameters["captions_mined"]
         entries = mined * sizes.images + mined // 5 * sizes.captions
     return checkpoints + scores + states + (4 + 8) * entries  # whole numbers of the lists, keys of the note until then
@@ -438,17 +496,17 @@ def device_name() -> str:
 
 
 def measured(job: Job, number: int, sizes: Sizes, operations: float) -> float:
-    """Operations a second that the steps of a run's training of this number reach here, with made-up numbers."""
-    device, given = device_here(), job.parameters
-    training = trainings(job, sizes, device)[number]
-    batch = make_batch(training.batch_size, sizes, tokens_of(job), device)
-    half = torch.autocast(device, torch.bfloat16, enabled=given["precision"] == "bf16")
-    optimizer, taken = torch.optim.Adam(training.matcher.train().parameters()), []
-    with compiled_scores(training.matcher, given.get("compiled", False)):
+    """Operations per second that the steps of a run's stage of this number reach here, with made-up numbers."""
+    device, shape = device_here(), shape_of(job, sizes)
+    stage = make_stages(job, shape, device)[number]
+    batch = make_batch(stage.config.batch_size, shape, device)
+    half = torch.autocast(device, torch.bfloat16, enabled=stage.config.precision == "bf16")
+    optimizer, taken = torch.optim.Adam(stage.model.train().parameters()), []
+    with compiled_scores(stage.model, stage.config.compiled):
         for _ in range(2 + TIMED):
             began = time.perf_counter()
             with half:
-                loss, _ = training.objective(training.matcher, batch)
+                loss, _ = stage.objective(stage.model, batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

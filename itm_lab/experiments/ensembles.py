@@ -9,39 +9,39 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from itm_lab.experiments.runner import Job, Row, added_name, expected_receipt
+from itm_lab.experiments.runner import Job, TableRow, added_name, expected_receipt
 from itm_lab.records.receipts import Evidence, read_evidence, read_receipt, receipt_path
 from itm_lab.records.scores import read_scores, save_scores
 from itm_utils.errors import input_error
 from itm_utils.matcher import Scores
 from itm_utils.metrics.retrieval import ensemble, fold_ranks
 
-# An ensemble has no look of its own: it gets the mean of its members' for what chapter 11 measures.
-LOOKS = ("att_", "recall_gain_", "precision_gain_", "gradient_conflict_")
+# An ensemble has no attention of its own: it gets the mean of its members' for what chapter 11 measures.
+ATTENTION_METRICS = ("att_", "recall_gain_", "precision_gain_", "gradient_conflict_")
 
 
-def run_ensembles(jobs: list[Job], results: Path) -> list[Row]:
+def run_ensembles(jobs: list[Job], results: Path) -> list[TableRow]:
     """Average the scores of jobs that name one ensemble and share settings, data and seed; returns the rows of all."""
-    rows = [Row(job.recipe.chapter, job.parameters["variant"], job.facts.identity) for job in jobs]
+    rows = [TableRow(job.experiment.chapter, job.parameters["variant"], job.facts.identity) for job in jobs]
     groups: dict[Path, list[Job]] = defaultdict(list)
     for job in jobs:
-        if job.recipe.ensemble:
-            groups[expected_receipt(job, results, variant=ensemble_arm(job))].append(job)
+        if job.experiment.ensemble:
+            groups[expected_receipt(job, results, variant=ensemble_variant(job))].append(job)
     for path, (first, *others) in groups.items():
         if not others:
             continue
-        name, paths = ensemble_arm(first), [expected_receipt(job, results) for job in (first, *others)]
+        name, paths = ensemble_variant(first), [expected_receipt(job, results) for job in (first, *others)]
         if is_averaged(path, [read_receipt(one) for one in paths]):
             tqdm.write(f"{name}, seed {first.seed}: receipt is there, kept")
         else:
             ensemble_of([job.folder for job in (first, *others)], name, results, paths)
-        rows.append(Row(first.recipe.chapter, name, first.facts.identity))
+        rows.append(TableRow(first.experiment.chapter, name, first.facts.identity))
     return [row for number, row in enumerate(rows) if row not in rows[:number]]
 
 
-def ensemble_arm(job: Job) -> str:
+def ensemble_variant(job: Job) -> str:
     """The name of the ensemble that a run is a member of: other settings make another ensemble."""
-    return f"{job.recipe.ensemble} {added_name(job.recipe, job.parameters['variant'])}".strip()
+    return f"{job.experiment.ensemble} {added_name(job.experiment, job.parameters['variant'])}".strip()
 
 
 def noted_members(receipts: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -129,10 +129,10 @@ def ensemble_of(folders: list[Path], variant: str, results: Path, paths: list[Pa
     if is_averaged(known, receipts):  # it may have its members in another order, or no digests of their ranks
         about["parameters"] = read_receipt(known)["parameters"]
     shared = set.intersection(*(set(receipt["metrics"]) for receipt in receipts))
-    looks = {
+    means = {
         name: float(np.mean([receipt["metrics"][name]["value"] for receipt in receipts]))
         for name in sorted(shared)
-        if name.startswith(LOOKS)
+        if name.startswith(ATTENTION_METRICS)
     }
-    save_scores(ensemble([member.scores for member in members]), members[0].owner, results, looks, **about)
+    save_scores(ensemble([member.scores for member in members]), members[0].owner, results, means, **about)
     return about

@@ -1,4 +1,4 @@
-"""Run recipes: each run is one papermill call, can be interrupted, and leaves a receipt.
+"""Run experiments: each run is one papermill call, can be interrupted, and saves a receipt.
 
 Nothing is hidden in here: ``itm run --print`` shows the papermill command of every run.
 """
@@ -11,20 +11,18 @@ import shlex
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+import yaml
 from tqdm import tqdm
 
 from itm_lab.data.opening import dataset_folder, open_splits
-from itm_lab.evidence.statistics import seed_interval
-from itm_lab.experiments.recipes import Recipe, read_recipe
+from itm_lab.experiments.experiment_files import Experiment
 from itm_lab.notebook_io import KERNEL_ENVIRONMENT
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import read_evidence, read_receipt, receipt_path, write_receipt
@@ -32,21 +30,20 @@ from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError, input_error
 from itm_utils.progress import interactive
 
-RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
 SEARCH_SEED = 100  # settings are chosen with a seed that no table uses
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run of one recipe. parameters: all of the notebook, as they will be."""
+    """One run of one experiment. parameters: all of the notebook, as they will be."""
 
-    recipe: Recipe
+    experiment: Experiment
     parameters: dict[str, Any]
 
     @property
     def root(self) -> Path:
         """The repository: relative folders count from here, and papermill runs here."""
-        return self.recipe.notebook.parents[1]
+        return self.experiment.notebook.parents[1]
 
     @property
     def folder(self) -> Path:
@@ -74,17 +71,20 @@ class Job:
 
     @property
     def label(self) -> str:
-        return f"{self.recipe.chapter}, {self.parameters['variant']}, seed {self.seed}"
+        return f"{self.experiment.chapter}, {self.parameters['variant']}, seed {self.seed}"
 
-    def command(self) -> list[str]:
-        """The papermill call: the recipe, and what differs from it."""
-        differing = {k: v for k, v in self.parameters.items() if self.recipe.values().get(k) != v}
-        options = [word for name, value in differing.items() for word in (_flag(value), name, str(value))]
-        output = Path(self.parameters["run_dir"]) / f"{self.recipe.chapter}.ipynb"
-        notebook, recipe = (os.path.relpath(path, self.root) for path in (self.recipe.notebook, self.recipe.path))
+    @property
+    def recipe(self) -> str:
+        """All parameters as YAML: what ``itm recipe`` prints and papermill is given."""
+        return yaml.safe_dump(self.parameters, sort_keys=False, allow_unicode=True, width=1000)
+
+    def command(self, recipe: str = "") -> list[str]:
+        """The papermill call. recipe: what stands for the parameters where they are only named."""
+        output = Path(self.parameters["run_dir"]) / f"{self.experiment.chapter}.ipynb"
+        notebook = os.path.relpath(self.experiment.notebook, self.root)
         # What the notebook prints goes to the log; the executed copy is saved twice a minute, not after every cell.
         quiet = ["--log-output", "--no-progress-bar", "--no-request-save-on-cell-execute"]
-        return ["papermill", notebook, str(output), "-f", recipe, *options, *quiet]
+        return ["papermill", notebook, str(output), *quiet, "-y", recipe or self.recipe]
 
     @cached_property
     def facts(self) -> Facts:
@@ -106,41 +106,41 @@ class Job:
             return 0
 
 
-def make_jobs(recipe: Recipe, seeds: list[int] | None, overrides: dict[str, Any]) -> list[Job]:
-    """One job a seed, each in a folder of its own."""
+def make_jobs(experiment: Experiment, seeds: list[int] | None, overrides: dict[str, Any]) -> list[Job]:
+    """One job per seed, each in a folder of its own."""
     jobs = []
-    for seed in seeds if seeds is not None else [recipe.values(overrides)["seed"]]:
-        values = recipe.values(overrides) | {"seed": seed}
-        base = Path(values["run_dir"] or f"runs/{recipe.name}")
-        other = added_name(recipe, values["variant"]).replace(" ", "-")
+    for seed in seeds if seeds is not None else [experiment.values(overrides)["seed"]]:
+        values = experiment.values(overrides) | {"seed": seed}
+        base = Path(values["run_dir"] or f"runs/{experiment.name}")
+        other = added_name(experiment, values["variant"]).replace(" ", "-")
         values["run_dir"] = str(base / "-".join(part for part in (other, f"s{seed}") if part))
-        jobs.append(Job(recipe, values))
+        jobs.append(Job(experiment, values))
     return jobs
 
 
-def added_name(recipe: Recipe, variant: str) -> str:
-    """What the name of a run has besides that of its recipe: the settings that differ."""
-    return variant.removeprefix(recipe.values()["variant"]).strip()
+def added_name(experiment: Experiment, variant: str) -> str:
+    """What the name of a run has besides that of its experiment: the settings that differ."""
+    return variant.removeprefix(experiment.values()["variant"]).strip()
 
 
-def search_jobs(recipe: Recipe, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
-    """Each choice alone, everything else as in the recipe, on dev with a seed of its own."""
+def search_jobs(experiment: Experiment, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
+    """Each choice alone, everything else as in the experiment, on dev with a seed of its own."""
     jobs = []
     for name, values in choices.items():
         for value in values:
-            jobs += make_jobs(recipe, [SEARCH_SEED], overrides | {name: value, "evaluate_on": "dev"})
+            jobs += make_jobs(experiment, [SEARCH_SEED], overrides | {name: value, "evaluate_on": "dev"})
     return jobs
 
 
-def grid_jobs(recipe: Recipe, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
+def grid_jobs(experiment: Experiment, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
     """Every combination of the choices, on dev, each with a seed of its own: the last choice changes first.
 
-    As many runs of something without choices are thus as many throws of the same dice, and a yardstick for the best.
+    As many runs of something without choices are a baseline for the best of them: they show the sampling noise.
     """
     jobs = []
     for number, values in enumerate(product(*choices.values())):
         chosen = overrides | dict(zip(choices, values, strict=True)) | {"evaluate_on": "dev"}
-        jobs += make_jobs(recipe, [SEARCH_SEED + number], chosen)
+        jobs += make_jobs(experiment, [SEARCH_SEED + number], chosen)
     return jobs
 
 
@@ -165,7 +165,7 @@ def expected_receipt(job: Job, results: Path, variant: str = "") -> Path:
     """Where the receipt of a job, or of the ensemble it is a member of, goes."""
     identity = job.facts.identity
     protocol = "5K" if identity["split"] == "testall" and job.facts.images == 5000 else "all"
-    described = {"chapter": job.recipe.chapter, "variant": variant or job.parameters["variant"], "seed": job.seed}
+    described = {"chapter": job.experiment.chapter, "variant": variant or job.parameters["variant"], "seed": job.seed}
     return receipt_path(described | {"dataset": identity, "protocol": protocol}, results)
 
 
@@ -177,7 +177,7 @@ def is_finished(job: Job, results: Path) -> bool:
     known = read_receipt(path)
     for name, wanted in (("dataset", job.facts.identity), ("parameters", settings_of(job.parameters))):
         if known[name] != wanted:
-            hint = "Move it away, or give this run another name with -p arm=…"
+            hint = "Move it away, or give this run another name with -p variant=…"
             raise input_error(path, f"a receipt with other {name}", "none, or one of this very run", hint)
     return True
 
@@ -188,9 +188,9 @@ def check_names(jobs: list[Job], results: Path) -> None:
     for job in jobs:
         path = expected_receipt(job, results)
         if path in taken:
-            found = f"the receipt of two runs, of {taken[path].recipe.name} and of {job.recipe.name}"
+            found = f"the receipt of two runs, of {taken[path].experiment.name} and of {job.experiment.name}"
             raise input_error(
-                path, found, "one run of this name", "Start them one by one, each with -p arm=… of its own."
+                path, found, "one run of this name", "Start them one by one, each with -p variant=… of its own."
             )
         taken[path] = job
 
@@ -249,21 +249,12 @@ def next_jobs(waiting: list[Job], running: Iterable[Job], at_a_time: int) -> lis
     return chosen
 
 
-def as_planned(job: Job) -> list[str]:
-    """The papermill call that gives a run what was planned, whatever became of its recipe while it waited."""
-    now = read_recipe(job.root, job.recipe.path)
-    if now.values() != job.recipe.values():
-        tqdm.write(f"{job.label}: {job.recipe.path.name} has changed since this command began; the run is as planned")
-    return Job(now, job.parameters).command()
-
-
 def start(job: Job) -> subprocess.Popen:
     """Start papermill; all it says goes to a log beside the checkpoints."""
-    command = as_planned(job)
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", *command],
+            [sys.executable, "-m", *job.command()],
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=job.root,
@@ -297,7 +288,7 @@ def finish(job: Job, process: subprocess.Popen, results: Path) -> bool:
 def collect(job: Job, results: Path) -> None:
     """Bring the receipts that a run left in its folder to the others; one on dev may have those on test beside it."""
     wanted = job.parameters["variant"], job.seed, job.facts.identity["split"]
-    for path in sorted((job.folder / job.recipe.chapter).rglob("*.json")):
+    for path in sorted((job.folder / job.experiment.chapter).rglob("*.json")):
         receipt = read_receipt(path)
         if (receipt["variant"], receipt["seed"], receipt["dataset"]["split"]) == wanted:
             evidence = read_evidence(path) if receipt["ranks"] else None
@@ -314,7 +305,7 @@ def line_of(receipt: dict[str, Any]) -> str:
     return f"{receipt['variant']}, seed {receipt['seed']}: rsum {rsum['value']:.1f}{spread} on {where}, {receipt['run']['seconds']:.0f} s"
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """What stands in a row of a table. dataset: as receipts identify it, with its split."""
 
     chapter: str
@@ -332,50 +323,14 @@ class Row(NamedTuple):
         ]
 
 
-def table_of(results: Path, wanted: list[Row]) -> Iterator[str]:
-    """Some rows as a table: the mean over seeds, and for rsum its interval over them."""
-    found: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-    for row in wanted:
-        place = row.dataset["name"] + (" dev" if row.dataset["split"] == "dev" else "")
-        for receipt in row.receipts(results):
-            found[row.chapter, row.variant, place, receipt["protocol"]].append(receipt)
-    if found:
-        yield f"{'':36}  i2t R@1   R@5  R@10   t2i R@1   R@5  R@10    rsum"
-    for (_, variant, place, protocol), receipts in found.items():
-        means = [np.mean([receipt["metrics"][name]["value"] for receipt in receipts]) for name in RECALLS]
-        rsum = [receipt["metrics"]["rsum"]["value"] for receipt in receipts]
-        spread = f" [{seed_interval(rsum).low:.1f}, {seed_interval(rsum).high:.1f}]" if len(rsum) > 1 else ""
-        cells = "{:9.1f}{:6.1f}{:6.1f}{:10.1f}{:6.1f}{:6.1f}".format(*means)
-        seeds = f"{len(rsum)} seed{'s' if len(rsum) > 1 else ''}"
-        yield f"{variant:28} {receipts[0]['models']} model{cells}{np.mean(rsum):8.1f}{spread}  {place} {protocol}, {seeds}"
-
-
-def compared(results: Path, committed: Path) -> Iterator[str]:
-    """How far receipts made here lie from those that came with the book."""
-    differences = {}
-    for path in sorted(results.glob("*/*.json")):
-        other = committed / path.relative_to(results)
-        if other.exists():
-            values = [read_receipt(one)["metrics"]["rsum"]["value"] for one in (path, other)]
-            differences[path.stem] = abs(values[0] - values[1])
-    if differences:
-        worst = max(differences, key=differences.get)
-        same = sum(difference == 0 for difference in differences.values())
-        yield f"{same} of {len(differences)} runs gave exactly the rsum of the committed receipts"
-        yield f"the largest difference is {differences[worst]:.2f} ({worst})"
-
-
-def _flag(value: Any) -> str:
-    """How papermill's command line is given a value: raw if it is text that would be taken for something else."""
-    if not isinstance(value, str):
-        return "-p"
-    try:
-        float(value)
-    except ValueError:
-        return "-r" if value in ("True", "False", "None") else "-p"
-    return "-r"
-
-
 def shown(job: Job) -> str:
-    """The command of a job, to be pasted into a shell."""
-    return shlex.join(job.command())
+    """The command of a job, to be pasted into a shell: the parameters come from ``itm recipe``."""
+    given = job.parameters | {
+        "run_dir": str(Path(job.parameters["run_dir"]).parent)
+    }  # `itm recipe` adds the seed's folder
+    asked = job.experiment.values()
+    changes = [f"{name}={value}" for name, value in given.items() if asked[name] != value]
+    options = [word for change in changes for word in ("-p", change)]
+    recipe = shlex.join(["itm", "recipe", job.experiment.name, *options])
+    folder = shlex.quote(job.parameters["run_dir"])
+    return f'mkdir -p {folder} && {shlex.join(job.command("RECIPE")[:-1])} "$({recipe})"'

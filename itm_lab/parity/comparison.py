@@ -25,7 +25,7 @@ TOLERANCES = {"values": 2e-5, "losses": 2e-5, "gradients": 2e-4, "after five ste
 
 
 @dataclass(frozen=True)
-class Row:
+class Difference:
     """The largest difference in one kind of quantity of one case, and where it was found."""
 
     case: str
@@ -61,11 +61,11 @@ class Table:
         # np.max passes NaN on, and a NaN is beyond every tolerance
         self.found.setdefault(kind, []).append((float(np.max(np.abs(ours - theirs), initial=0.0) / scale), name))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Difference]:
         rows = []
         for kind, found in self.found.items():
             difference, worst = max(found, key=lambda item: (np.isnan(item[0]), item[0]))
-            rows.append(Row(self.case, kind, difference, len(found), worst))
+            rows.append(Difference(self.case, kind, difference, len(found), worst))
         return rows
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from itm_lab.parity.adapters import adapter_for
 from itm_lab.parity.comparison import (
     Arrays,
-    Row,
+    Difference,
     Table,
     all_scores,
     batches,
@@ -26,23 +26,22 @@ from itm_lab.parity.comparison import (
 )
 from itm_utils.errors import input_error
 from itm_utils.matcher import Matcher, Scores
-from itm_utils.metrics.attention import attention_quality, relevance
 from itm_utils.metrics.retrieval import ensemble
 
 Names = Mapping[str, str]  # public name prefixes → ours
 
 
-def run_folder(folder: str | Path) -> Iterator[Row]:
+def run_folder(folder: str | Path) -> Iterator[Difference]:
     """Every case below ``folder``, in order of its path."""
     folder = Path(folder)
     cases = sorted(folder.rglob("*.npz"))
     if not cases:
-        raise input_error(folder, "no .npz file", "golden cases")
+        raise input_error(folder, "no .npz file", "reference cases")
     for path in cases:
         yield from run_case(path)
 
 
-def run_case(path: str | Path) -> list[Row]:
+def run_case(path: str | Path) -> list[Difference]:
     """One case: the differences by kind of quantity."""
     path = Path(path)
     description = path.with_suffix(".json")
@@ -55,8 +54,6 @@ def run_case(path: str | Path) -> list[Row]:
     table = Table(f"{name}/{path.stem}")
     if name == "eval" or ("model" not in about and "in.sims" in arrays):
         compare_metrics(table, arrays)
-    elif name == "attention_metrics":
-        _compare_attention_metrics(table, about, arrays)
     else:
         _compare_model(table, adapter_for(name, path), about, arrays)
     if not table.found:
@@ -67,28 +64,6 @@ def run_case(path: str | Path) -> list[Row]:
 def model_name(about: Mapping[str, Any], path: Path) -> str:
     """The module of a case: ``"PFAN (public variant)"`` means pfan; where no model is named, the folder tells."""
     return re.split(r"[^a-z0-9_]", (about.get("model") or path.parent.name).lower())[0]
-
-
-def _compare_attention_metrics(table: Table, about: Mapping[str, Any], arrays: Arrays) -> None:
-    """Phrases, weights and boxes are given; results at every overlap, with both ways to go from words to a phrase."""
-    words = arrays["in.phrase_words"]  # (p, w), padded with -1
-    captions = arrays["in.phrase_caption"]
-    phrase, column = np.nonzero(words >= 0)
-    weights = arrays["in.attention"][captions[phrase], words[phrase, column]]
-    regions = arrays["in.boxes"][arrays["in.caption_image"][captions]]
-    boxes = [own[:count] for own, count in zip(arrays["in.phrase_boxes"], arrays["in.phrase_n_boxes"], strict=True)]
-    for iou in about["options"]["T_IoU"]:
-        relevant = np.stack([relevance(*both, iou) for both in zip(regions, boxes, strict=True)])
-        for name, within in (("max", "max"), ("meanword", "mean")):
-            ours = attention_quality(weights, None, phrase, relevant, arrays["in.thresholds"], within)
-            best = int(ours.f1.argmax())
-            found = {f"{name}.AP": ours.precision, f"{name}.AR": ours.recall, f"{name}.AF": ours.f1}
-            found |= {f"{name}.best": ours.best[1:], f"{name}.best_index": best, f"{name}.per_phrase": ours.values}
-            found |= {"kept": ours.phrases, "dropped": ours.dropped}
-            for key, value in found.items():
-                if f"out.iou{iou}.{key}" in arrays:
-                    theirs = arrays[f"out.iou{iou}.{key}"]
-                    table.add("metrics", f"out.iou{iou}.{key}", np.asarray(value, dtype=theirs.dtype), theirs)
 
 
 def _one_name_each(arrays: Arrays, about: Mapping[str, Any]) -> Arrays:

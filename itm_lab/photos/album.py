@@ -1,4 +1,4 @@
-"""Photographs with their captions: which file each line of the captions means, and which split each picture goes to."""
+"""Photographs with their captions: which file each line of the captions means, and which split each image goes to."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from itm_lab.photos.captions import Line, read_lines
-from itm_lab.photos.folder import find_files, is_picture_name, same_form
-from itm_lab.photos.report import CAPTION, NOTE, PICTURE, Remark
+from itm_lab.photos.folder import find_files, is_image_name, same_form
+from itm_lab.photos.report import CAPTION, IMAGE, NOTE, Remark
 from itm_utils.errors import input_error
 from itm_utils.files import read_text
 
@@ -18,7 +18,7 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True)
 class Photo:
-    """One picture that has captions. name: below the folder, as in ``_ids.txt``. size: bytes of its file."""
+    """One image that has captions. name: below the folder, as in ``_ids.txt``. size: bytes of its file."""
 
     name: str
     path: Path
@@ -26,7 +26,7 @@ class Photo:
     captions: tuple[str, ...]
 
     def digest(self) -> str:
-        """A hash of its bytes; empty where they cannot be read, which whoever reads the picture says."""
+        """A hash of its bytes; empty where they cannot be read, which whoever reads the image says."""
         try:
             with self.path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
@@ -47,7 +47,7 @@ def read_album(folder: Path, captions: Path) -> Album:
     files, remarks = find_files(folder)
     lines, said = read_lines(captions)
     names = _Names(files, remarks)
-    of_file: dict[str, dict[str, int]] = {}  # picture → caption → its line
+    of_file: dict[str, dict[str, int]] = {}  # image → caption → its line
     for line in lines:
         where = f"{captions.name}, line {line.number}"
         if (name := names.resolve(line.name)) is None:
@@ -56,13 +56,13 @@ def read_album(folder: Path, captions: Path) -> Album:
             said.append(Remark(CAPTION, where, f"the same as line {first}"))
     if not of_file:
         raise _nothing_fits(folder, captions, lines, files)
-    silent = [Remark(PICTURE, name, "no caption") for name in files if is_picture_name(name) and name not in of_file]
+    silent = [Remark(IMAGE, name, "no caption") for name in files if is_image_name(name) and name not in of_file]
     photos = [Photo(name, files[name], files[name].stat().st_size, tuple(of_file[name])) for name in sorted(of_file)]
     return Album(photos, [*remarks, *said, *silent, *_twins(photos)])
 
 
 class _Names:
-    """What a captions file may call a picture: its name below the folder, or its last part where that is unique."""
+    """What a captions file may call an image: its name below the folder, or its last part where that is unique."""
 
     def __init__(self, files: dict[str, Path], remarks: list[Remark]) -> None:
         self.files = files
@@ -88,7 +88,7 @@ class _Names:
         if alike:
             return f"{called} may be {' or '.join(alike[:3])}"
         other_case = [name for name in self.files if name.lower() == plain.lower()]
-        return f"no picture {called}" + (f"; there is {other_case[0]}" if other_case else "")
+        return f"no image {called}" + (f"; there is {other_case[0]}" if other_case else "")
 
     @staticmethod
     def _plain(called: str) -> str:
@@ -96,9 +96,9 @@ class _Names:
 
 
 def _nothing_fits(folder: Path, captions: Path, lines: list[Line], files: dict[str, Path]) -> Exception:
-    there = next((name for name in files if is_picture_name(name)), None)
-    found = f"no picture of {folder} (its first line is about {lines[0].name})"
-    expected = f"names such as {there}" if there else f"pictures in {folder}, which has none"
+    there = next((name for name in files if is_image_name(name)), None)
+    found = f"no image of {folder} (its first line is about {lines[0].name})"
+    expected = f"names such as {there}" if there else f"images in {folder}, which has none"
     return input_error(captions, found, expected)
 
 
@@ -115,20 +115,20 @@ def _twins(photos: list[Photo]) -> list[Remark]:
 
 
 def by_lot(photos: list[Photo]) -> list[Photo]:
-    """The pictures in an order that only their names decide, and that has nothing to do with the alphabet."""
+    """The images in an order that only their names decide, and that has nothing to do with the alphabet."""
     return sorted(photos, key=lambda photo: hashlib.sha256(photo.name.encode()).digest())
 
 
 def split_by_lot(photos: list[Photo], sizes: str) -> dict[str, list[Photo]]:
-    """Split → pictures. sizes: proportions of train, dev and test, as ``"80,10,10"`` or ``"6000,1000,1000"``.
+    """Split → images. sizes: proportions of train, dev and test, as ``"80,10,10"`` or ``"6000,1000,1000"``.
 
-    The same names give the same splits on every machine, and each has at least one picture.
+    The same names give the same splits on every machine, and each has at least one image.
     """
     parts = _proportions(sizes)
     order = by_lot(photos)
     dev, test = (max(1, round(len(order) * part / sum(parts))) for part in parts[1:])
     if len(order) < dev + test + 1:
-        raise input_error("--split-sizes", f"{sizes} of {len(order)} pictures", "at least one picture in each split")
+        raise input_error("--split-sizes", f"{sizes} of {len(order)} images", "at least one image in each split")
     return {"train": order[dev + test :], "dev": order[test : dev + test], "test": order[:test]}
 
 
@@ -145,7 +145,7 @@ def _proportions(sizes: str) -> list[float]:
 
 
 def split_by_lists(album: Album, lists: list[str]) -> dict[str, list[Photo]]:
-    """Split → pictures in the order of its list. lists: ``"train=FILE"`` for each split, a name a line in the files."""
+    """Split → images in the order of its list. lists: ``"train=FILE"`` for each split, a name a line in the files."""
     by_name = {photo.name: photo for photo in album.photos}
     names = _Names({photo.name: photo.path for photo in album.photos}, album.remarks)
     splits: dict[str, list[Photo]] = {}
@@ -154,13 +154,13 @@ def split_by_lists(album: Album, lists: list[str]) -> dict[str, list[Photo]]:
         for called in _listed(path):
             if (name := names.resolve(called)) is None:
                 why = f"listed in {path.name}, but {names.why_not(called)} with captions"
-                album.remarks.append(Remark(PICTURE, called, why))
+                album.remarks.append(Remark(IMAGE, called, why))
             elif home.setdefault(name, split) != split:
-                raise input_error(path, f"{name}, which is in {home[name]} too", "a picture in one split only")
+                raise input_error(path, f"{name}, which is in {home[name]} too", "an image in one split only")
         splits[split] = [by_name[name] for name, chosen in home.items() if chosen == split]
         if not splits[split]:
-            raise input_error(path, "no picture that is in the folder and has captions", f"the pictures of {split}")
-    album.remarks += [Remark(PICTURE, name, "in no list") for name in by_name if name not in home]
+            raise input_error(path, "no image that is in the folder and has captions", f"the images of {split}")
+    album.remarks += [Remark(IMAGE, name, "in no list") for name in by_name if name not in home]
     return splits
 
 
@@ -177,5 +177,5 @@ def _read_lists(lists: list[str]) -> dict[str, Path]:
 
 
 def _listed(path: Path) -> list[str]:
-    lines = read_text(path, "a list of pictures, one name a line, in UTF-8").split("\n")
+    lines = read_text(path, "a list of images, one name a line, in UTF-8").split("\n")
     return [line.strip() for line in lines if line.strip()]

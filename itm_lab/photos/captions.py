@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from itm_lab.photos.folder import is_picture_name
+from itm_lab.photos.folder import is_image_name
 from itm_lab.photos.report import CAPTION, NOTE, Remark
 from itm_utils.data.precomp import PRINTED_BYTES
 from itm_utils.errors import input_error
@@ -22,7 +22,7 @@ from itm_utils.files import read_text
 TOKEN = re.compile(r"^(?P<name>[^\t]+)#\d+\t")
 NUMBER = re.compile(r"#\d+$")
 LONGEST = 100  # words: what is longer is a text, and it would make every batch it is in as long
-# First cells of a first line that is no picture but the name of a column.
+# First cells of a first line that is no image but the name of a column.
 HEADINGS = frozenset(
     ("image", "image_name", "image name", "file", "filename", "file_name", "file name", "name", "photo")
 )
@@ -90,7 +90,7 @@ def _cells(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _name(cells: list[str]) -> str:
-    """The picture that a row is about; the number behind a name of Flickr8k's file goes."""
+    """The image that a row is about; the number behind a name of Flickr8k's file goes."""
     return NUMBER.sub("", cells[0].strip()).strip()
 
 
@@ -123,13 +123,13 @@ def _check_two_columns(path: Path, rows: list[Row]) -> None:
 def _separator(path: Path, first: str) -> str:
     """What stands between name and caption: the first line says it, or the file's ending."""
     comma, tab, name = "," in first, "\t" in first, first.partition("|")[0]
-    if name != first and (name.strip().lower() in HEADINGS or is_picture_name(name.strip())):
+    if name != first and (name.strip().lower() in HEADINGS or is_image_name(name.strip())):
         return "|"
     if TOKEN.match(first) or (tab and not (comma and path.suffix.lower() == ".csv")):
         return "\t"
     if comma:
         return ","
-    hint = "Write one line a caption: photo.jpg,Two dogs on a beach."
+    hint = "Write one line per caption: photo.jpg,Two dogs on a beach."
     raise input_error(f"{path}, line 1", f"{first[:40]!r}", "a file name, a comma or a tab, and a caption", hint)
 
 

@@ -34,8 +34,8 @@ def features(
     made = extract(photos, captions, out, split_sizes, split_list, min_count)
     for line in summary(made.remarks, str(made.folder / SKIPPED)):
         typer.echo(line)
-    for split, (pictures, said) in made.splits.items():
-        typer.echo(f"{split}: {counted(pictures, 'picture')}, {counted(said, 'caption')}")
+    for split, (images, captions) in made.splits.items():
+        typer.echo(f"{split}: {counted(images, 'image')}, {counted(captions, 'caption')}")
     state = "was whole already, kept" if made.kept else "made"
     typer.echo(f"{made.folder}: {state}; {made.words:,} words in the vocabulary")
 
@@ -45,14 +45,14 @@ def search(
     query: Annotated[str, typer.Argument(help='A sentence: "two dogs on a beach".')] = "",
     data: Annotated[str, typer.Option(help="The dataset folder to search in, or scenes.")] = ...,
     model: Annotated[Path, typer.Option(help="The folder of a run, or one of its checkpoints.")] = ...,
-    image: Annotated[str, typer.Option(help="A picture of the split instead: which captions fit it?")] = "",
+    image: Annotated[str, typer.Option(help="An image of the split instead: which captions fit it?")] = "",
     split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
     photos: Annotated[Path | None, typer.Option(help="The folder of the photographs, to show them.")] = None,
     trained_on: Annotated[str, typer.Option(help="The run's own dataset folder, if it is not the one searched.")] = "",
     top: Annotated[int, typer.Option(min=1, max=40, help="How many matches.")] = 8,
     out: Annotated[Path, typer.Option(help="The contact sheet.")] = Path("sheet.png"),
 ) -> None:
-    """Find the pictures that fit a sentence, or the captions that fit a picture, with a trained model."""
+    """Find the images that fit a sentence, or the captions that fit an image, with a trained model."""
     if bool(query.strip()) == bool(image):
         found = "both" if image else "neither"
         raise input_error("itm search", f"{found} of a sentence and --image", "one of the two")
@@ -63,7 +63,7 @@ def search(
     check_place(out)  # before the work, not after it
     opened = open_run(model, data, split, trained_on)
     if not trained_here(opened):
-        typer.echo(f"note: {model} was trained on other pictures than the training split of {data}")
+        typer.echo(f"note: {model} was trained on other images than the training split of {data}")
     answer = answer_image(opened, image, photos, top, out) if image else answer_query(opened, query, photos, top, out)
     for line in answer:
         typer.echo(line)

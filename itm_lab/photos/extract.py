@@ -23,22 +23,22 @@ from filelock import FileLock, Timeout
 from itm_lab.data.disk import make_folder
 from itm_lab.photos.album import SPLITS, Photo, read_album, split_by_lists, split_by_lot
 from itm_lab.photos.appendable_npy import GrowingArray
+from itm_lab.photos.image_files import UnreadableError, read_image
 from itm_lab.photos.network import GRID, EfficientNetLite0, Network, cell_boxes
-from itm_lab.photos.pictures import UnreadableError, read_picture
-from itm_lab.photos.report import NOTE, PICTURE, Remark, as_text
+from itm_lab.photos.report import IMAGE, NOTE, Remark, as_text
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import SPECIAL, Vocabulary
 from itm_utils.errors import input_error
 from itm_utils.files import write_json, write_text
 from itm_utils.progress import bar
 
-BATCH = 16  # pictures that go through the network at once; it decides the last digits of the features
+BATCH = 16  # images that go through the network at once; it decides the last digits of the features
 FACTS, SKIPPED, STATE, DATA, VOCABULARY = "features.json", "skipped.txt", "state.json", "data", "photos_vocab.json"
 
 
 @dataclass(frozen=True)
 class Made:
-    """What is in the folder now. splits: name → (pictures, captions). kept: it was whole already."""
+    """What is in the folder now. splits: name → (images, captions). kept: it was whole already."""
 
     folder: Path
     splits: dict[str, tuple[int, int]]
@@ -56,7 +56,7 @@ def extract(
     least: int = 4,
     network: Network | None = None,
 ) -> Made:
-    """Write the features of every picture that has a caption. Called again after an interruption, it goes on.
+    """Write the features of every image that has a caption. Called again after an interruption, it goes on.
 
     sizes: proportions of train, dev and test; or lists: ``split=FILE`` for each of them. least: how often a word must
     occur in train and dev to be in the vocabulary. network: EfficientNet-Lite0 unless another is given.
@@ -81,11 +81,11 @@ def extract(
 def facts_of(splits: dict[str, list[Photo]], network: Network, least: int) -> dict[str, Any]:
     """Everything that decides the output: an interrupted call may only go on where all of it is the same.
 
-    Of the pictures that is every byte: one may change and keep its size. To read them is a hundredth of the work.
+    Of the images that is every byte: one may change and keep its size. To read them is a hundredth of the work.
     """
     inputs = hashlib.sha256()
     pairs = [(split, photo) for split, photos in splits.items() for photo in photos]
-    for split, photo in bar(pairs, "compare", "picture"):
+    for split, photo in bar(pairs, "compare", "image"):
         inputs.update(json.dumps([split, photo.name, photo.digest(), photo.captions]).encode())
     return {
         "network": network.name,
@@ -126,7 +126,7 @@ def _finished(out: Path, facts: dict[str, Any]) -> Made | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise input_error(out / FACTS, f"no description of features ({error!r})", "an empty place", hint) from error
     if not same:
-        raise input_error(out, "features of other pictures, captions or settings", "an empty place", hint)
+        raise input_error(out, "features of other images, captions or settings", "an empty place", hint)
     return Made(out, splits, len(Vocabulary.of_folder(out)), said, kept=True)
 
 
@@ -141,7 +141,7 @@ def _lock_run_dir(staging: Path) -> AbstractContextManager:
 
 @dataclass
 class State:
-    """The note. batches: that are safe. rows: of each split. remarks: on pictures so far. left_out: their names."""
+    """The note. batches: that are safe. rows: of each split. remarks: on images so far. left_out: their names."""
 
     facts: dict[str, Any]
     batches: int = 0
@@ -176,7 +176,7 @@ class _Extraction:
         for name, value in facts.items():
             if noted.get(name) != value:
                 found = f"a call that was interrupted, with other {name}"
-                raise input_error(path, found, "the same pictures, captions and settings", hint)
+                raise input_error(path, found, "the same images, captions and settings", hint)
         return state
 
     def run(self) -> None:
@@ -194,25 +194,25 @@ class _Extraction:
 
     def _batch(self, split: str, photos: list[Photo]) -> None:
         """Read, look, append: rows first, the note about them (by the caller) after."""
-        pictures = []
+        images = []
         for photo in photos:
             try:
-                picture = read_picture(photo.path, self.network.side, squash=True)
+                image = read_image(photo.path, self.network.side, squash=True)
             except UnreadableError as reason:
                 self.state.left_out.append(photo.name)
-                self.state.remarks.append([PICTURE, photo.name, str(reason)])
+                self.state.remarks.append([IMAGE, photo.name, str(reason)])
                 continue
-            pictures.append(picture)
-            self.state.remarks += [[NOTE, photo.name, note] for note in picture.notes]
-        if pictures:
-            features = self.network(np.stack([picture.pixels for picture in pictures]))
-            self._check(features, len(pictures))
+            images.append(image)
+            self.state.remarks += [[NOTE, photo.name, note] for note in image.notes]
+        if images:
+            features = self.network(np.stack([image.pixels for image in images]))
+            self._check(features, len(images))
             self.features[split].append(features)
-            self.sizes[split].append(np.array([picture.size for picture in pictures]))
+            self.sizes[split].append(np.array([image.size for image in images]))
         self.state.rows[split] = self.features[split].rows
 
-    def _check(self, features: np.ndarray, pictures: int) -> None:
-        wanted = (pictures, GRID * GRID, self.network.width)
+    def _check(self, features: np.ndarray, images: int) -> None:
+        wanted = (images, GRID * GRID, self.network.width)
         if features.shape != wanted or not np.isfinite(features.astype(np.float16)).all():
             found = f"features of shape {features.shape}" if features.shape != wanted else "a NaN or infinity"
             raise input_error(self.network.name, found, f"finite half-precision numbers of shape {wanted}")
@@ -224,8 +224,8 @@ class _Extraction:
         for split, photos in read.items():
             if not photos:
                 _, first, why = next(remark for remark in self.state.remarks if remark[1] == self.splits[split][0].name)
-                found = f"none of {len(self.splits[split])} pictures readable (first: {first}, {why})"
-                hint = f"Repair or replace pictures, then remove {self.staging} to start over."
+                found = f"none of {len(self.splits[split])} images readable (first: {first}, {why})"
+                hint = f"Repair or replace images, then remove {self.staging} to start over."
                 raise input_error(f"split {split}", found, "at least one that can be read", hint)
             self._write_split(split, photos)
         words = check_vocabulary(read, least)

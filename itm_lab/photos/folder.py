@@ -7,13 +7,13 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
-from itm_lab.photos.pictures import SUFFIXES
-from itm_lab.photos.report import PICTURE, Remark
+from itm_lab.photos.image_files import SUFFIXES
+from itm_lab.photos.report import IMAGE, Remark
 from itm_utils.errors import input_error
 
 
-def is_picture_name(name: str) -> bool:
-    """Whether a name ends like a picture's."""
+def is_image_name(name: str) -> bool:
+    """Whether a name ends like an image's."""
     return Path(name).suffix.lower() in SUFFIXES
 
 
@@ -39,7 +39,7 @@ def find_files(root: Path) -> tuple[dict[str, Path], list[Remark]]:
         if not why and not fits_a_line(name):
             why = "a name that does not fit into one line of text"
         if why:
-            remarks.append(Remark(PICTURE, name, why))
+            remarks.append(Remark(IMAGE, name, why))
         else:
             files[name] = path
     return files, remarks
@@ -74,11 +74,11 @@ def _entry(entry: os.DirEntry, name: str, above: frozenset[tuple[int, int]]) -> 
     if entry.is_dir():
         if (status.st_dev, status.st_ino) in above:
             yield name, path, "a link that leads back to a folder around it"
-        elif is_picture_name(name):
-            yield name, path, "a folder with the name of a picture"
+        elif is_image_name(name):
+            yield name, path, "a folder with the name of an image"
         else:
             yield from _walk(path, f"{name}/", above)
     elif entry.is_file():
         yield name, path, ""
-    elif is_picture_name(name):
+    elif is_image_name(name):
         yield name, path, "neither a file nor a folder"

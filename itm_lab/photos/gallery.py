@@ -1,4 +1,4 @@
-"""The pictures of a split for the eye: photographs from a folder, scenes drawn anew, or plain frames with boxes."""
+"""The images of a split for the eye: photographs from a folder, scenes drawn anew, or plain frames with boxes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from itm_lab.data.disk import read_lines
-from itm_lab.photos.pictures import Picture, UnreadableError, read_picture
+from itm_lab.photos.image_files import ImageFile, UnreadableError, read_image
 from itm_utils.data.precomp import PrecompSplit, load_array
 from itm_utils.errors import input_error
 
@@ -15,16 +15,16 @@ SIDE = 480  # pixels of the longer side, for a sheet
 
 
 class Gallery:
-    """Pictures, sizes and boxes of a split. photos: the folder that holds the pictures, in it or in a folder of it.
+    """Images, sizes and boxes of a split. photos: the folder that holds the images, in it or in a folder of it.
 
     Their files are called as ``_names.txt`` says, where ``_ids.txt`` has COCO's numbers; else as ``_ids.txt`` does.
-    notes: pictures that could not be shown, and why.
+    notes: images that could not be shown, and why.
     """
 
     def __init__(self, split: PrecompSplit, photos: Path | None = None) -> None:
         self.split, self.photos = split, photos
         self.notes: list[str] = []
-        self._kept: dict[int, Picture | None] = {}
+        self._kept: dict[int, ImageFile | None] = {}
         if photos is not None:
             if not photos.is_dir():
                 raise input_error(photos, "no such folder", "the photographs of the split")
@@ -32,32 +32,32 @@ class Gallery:
             self._files = _file_names(split)
 
     def name(self, image: int) -> str:
-        """What the picture is called."""
+        """What the image is called."""
         return self.split.ids[image] if self.split.ids is not None else f"{self.split.name} {image}"
 
-    def picture(self, image: int) -> np.ndarray | None:
+    def pixels_of(self, image: int) -> np.ndarray | None:
         """(h, w, 3) uint8, or None where there are only boxes to show."""
         shown = self._shown(image)
         return None if shown is None else shown.pixels
 
-    def _shown(self, image: int) -> Picture | None:
-        """The picture as it is drawn, with the size that it has itself."""
+    def _shown(self, image: int) -> ImageFile | None:
+        """The image as it is drawn, with the size that it has itself."""
         if image not in self._kept:
             self._kept[image] = self._photograph(image) if self.photos is not None else self._drawing(image)
         return self._kept[image]
 
-    def _photograph(self, image: int) -> Picture | None:
+    def _photograph(self, image: int) -> ImageFile | None:
         places = [folder / self._files[image] for folder in self._folders]
         path = next((place for place in places if place.exists()), places[0])
         try:
-            return read_picture(path, SIDE)
+            return read_image(path, SIDE)
         except UnreadableError as reason:
             why = "not there" if not path.exists() else str(reason)
             self.notes.append(f"{path}: {why}; shown as its boxes")
             return None
 
-    def _drawing(self, image: int) -> Picture | None:
-        """The little world has its pictures with it; drawn again they are larger."""
+    def _drawing(self, image: int) -> ImageFile | None:
+        """Scenes has its images with it; drawn again they are larger."""
         path = self.split.root / f"{self.split.name}_pictures.npy"
         if not path.is_file():
             return None
@@ -69,11 +69,11 @@ class Gallery:
         stored = np.array(load_array(path, mmap_mode="r")[image])
         size = (stored.shape[1], stored.shape[0])
         if self.split.root == scenes_folder():
-            return Picture(np.asarray(draw(load_scenes(self.split.name).scenes[image], SCALE)), size)
-        return Picture(stored, size)
+            return ImageFile(np.asarray(draw(load_scenes(self.split.name).scenes[image], SCALE)), size)
+        return ImageFile(stored, size)
 
     def size(self, image: int) -> tuple[float, float]:
-        """Width and height in the units of the boxes: of the whole picture, however small it is drawn."""
+        """Width and height in the units of the boxes: of the whole image, however small it is drawn."""
         if self.split.sizes is not None:
             return tuple(float(length) for length in self.split.sizes[image])
         if (shown := self._shown(image)) is not None:
@@ -95,17 +95,17 @@ class Gallery:
 
 
 def _file_names(split: PrecompSplit) -> list[str]:
-    """What the file of each picture is called."""
+    """What the file of each image is called."""
     path = split.root / f"{split.name}_names.txt"
     if path.exists():
         names, images = (
-            read_lines(path, "the file names of the pictures, one a line"),
+            read_lines(path, "the file names of the images, one a line"),
             len(split.features) // split.repeat,
         )
         if len(names) != images:
-            raise input_error(path, f"{len(names):,} names", f"{images:,}, one a picture")
+            raise input_error(path, f"{len(names):,} names", f"{images:,}, one per image")
         return names
     if split.ids is None:
         path = split.root / f"{split.name}_ids.txt"
-        raise input_error(path, "no such file", "the names of the pictures, one a line", "Leave --photos out.")
+        raise input_error(path, "no such file", "the names of the images, one a line", "Leave --photos out.")
     return split.ids

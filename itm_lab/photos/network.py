@@ -20,7 +20,7 @@ INSTALL = "Install the extra: pip install -e '.[photos]'."
 
 
 class Network(Protocol):
-    """What turns pictures into features. fingerprint: of its weights. side: of the square pictures it takes, in pixels.
+    """What turns images into features. fingerprint: of its weights. side: of the square images it takes, in pixels.
 
     width: numbers a cell.
     """
@@ -36,11 +36,11 @@ class Network(Protocol):
 
 
 class EfficientNetLite0:
-    """The last convolution of EfficientNet-Lite0, 1,280 numbers from 0 to 6 at each place of its grid."""
+    """The last convolution of EfficientNet-Lite0, 1,280 channels from 0 to 6 at each place of its grid."""
 
     name = "EfficientNet-Lite0, ImageNet, last convolution"
     fingerprint = WEIGHTS[:16]
-    side = 32 * GRID  # the network halves its picture five times
+    side = 32 * GRID  # the network halves its image five times
     width = 1280
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def cell_boxes(sizes: np.ndarray) -> np.ndarray:
-    """(i, 36, 4) float32 boxes x1 y1 x2 y2 of the cells, in pixels, of pictures with widths and heights (i, 2)."""
+    """(i, 36, 4) float32 boxes x1 y1 x2 y2 of the cells, in pixels, of images with widths and heights (i, 2)."""
     edges = np.arange(GRID + 1) / GRID
     rows, columns = np.divmod(np.arange(GRID * GRID), GRID)
     unit = np.stack([edges[columns], edges[rows], edges[columns + 1], edges[rows + 1]], axis=1)  # (36, 4)

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-PICTURE, CAPTION, NOTE = "picture left out", "caption left out", "kept"
+IMAGE, CAPTION, NOTE = "image left out", "caption left out", "kept"
 SHOWN = 5  # examples of each kind on the screen; the file has them all
 
 
 @dataclass(frozen=True, order=True)
 class Remark:
-    """kind: one of the three above. where: a picture's name, or a line of the captions file. why: in words."""
+    """kind: one of the three above. where: an image's name, or a line of the captions file. why: in words."""
 
     kind: str
     where: str

@@ -1,4 +1,4 @@
-"""Ask a trained model: which pictures of a split fit a sentence, and which captions fit a picture."""
+"""Ask a trained model: which images of a split fit a sentence, and which captions fit an image."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ def _common(vocabulary: Vocabulary, count: int = 5) -> list[str]:
     return words[:: max(1, len(words) // count)][:count]
 
 
-def find_pictures(opened: Opened, query: str, top: int) -> Found:
-    """The pictures of the split that fit a sentence best."""
+def find_images(opened: Opened, query: str, top: int) -> Found:
+    """The images of the split that fit a sentence best."""
     texts = opened.texts([query])  # first: a vocabulary that is not the model's has no say about words
     notes = check_query(opened, query)
     asked = replace(opened.split, captions=[query], owner=np.zeros(1, dtype=np.int64))
@@ -164,16 +164,16 @@ def find_pictures(opened: Opened, query: str, top: int) -> Found:
 
 
 def find_captions(opened: Opened, image: int, top: int) -> Found:
-    """The captions of the split that fit one of its pictures best. Captions are encoded a block at a time."""
+    """The captions of the split that fit one of its images best. Captions are encoded a block at a time."""
     split, texts = opened.split, opened.texts(opened.split.captions)
     scores = np.empty(split.n_captions, dtype=np.float32)
     order = np.argsort(texts.lengths, kind="stable")
     with evaluating(opened.model) as device:
-        picture = opened.model.encode_images(image_batch(split, np.array([image])).to(device))
+        encoded_image = opened.model.encode_images(image_batch(split, np.array([image])).to(device))
         for start in bar(range(0, split.n_captions, BATCH), "score", "block"):
             some = order[start : start + BATCH]
             encoded = opened.model.encode_texts(texts.batch(some).to(device))
-            scores[some] = score_all(opened.model, picture, encoded, progress=False).i2t[0].numpy()
+            scores[some] = score_all(opened.model, encoded_image, encoded, progress=False).i2t[0].numpy()
     return _best(scores, top, texts, ())
 
 
@@ -186,7 +186,7 @@ def _best(scores: np.ndarray, top: int, texts: Captions, notes: tuple[str, ...])
 
 
 def image_number(split: PrecompSplit, name: str) -> int:
-    """Which picture of the split has this name, or this last part of a name."""
+    """Which image of the split has this name, or this last part of a name."""
     known = split.image_of_id
     if name in known:
         return known[name]

@@ -16,7 +16,7 @@ from PIL import Image
 
 from itm_lab.photos.gallery import Gallery
 from itm_lab.photos.search import Found
-from itm_lab.photos.word_attention import WORDS_LOOK, Look, heat
+from itm_lab.photos.word_attention import WORDS_ATTEND, WordAttention, heat
 from itm_lab.scenes.show import GREY, add_box, new_figure
 from itm_utils.errors import input_error
 from itm_utils.figures import INK, PAPER, WEIGHTS
@@ -55,11 +55,11 @@ class Page:
         return [MARGIN + k * (width + GAP) for k in range(count)], width
 
 
-def pictures_sheet(gallery: Gallery, query: str, found: Found, look: Look | None) -> Figure:
-    """The best pictures for a sentence, four in a row, then its words over the first of them."""
+def images_sheet(gallery: Gallery, query: str, found: Found, attention: WordAttention | None) -> Figure:
+    """The best images for a sentence, four in a row, then its words over the first of them."""
     title, columns, tile = _lines(query, 85, 3), 4, 1.95
     rows = -(-len(found.numbers) // columns)
-    page = Page([0.27 * len(title), rows * tile, _looks_height(look)])
+    page = Page([0.27 * len(title), rows * tile, _looks_height(attention)])
     for line in title:
         page.write(line, 0.27, fontsize=12, weight="bold")
     lefts, width = page.columns(columns)
@@ -68,25 +68,30 @@ def pictures_sheet(gallery: Gallery, query: str, found: Found, look: Look | None
         show(axes, gallery, int(image))
         axes.set_title(f"{place + 1}   {score:.3f}", loc="left", fontsize=9, color=INK, pad=3)
         name = gallery.name(int(image))
-        name = name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"  # the end tells pictures apart
+        name = name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"  # the end tells images apart
         axes.set_xlabel(name, loc="left", fontsize=7.5, color=GREY, labelpad=3, parse_math=False)
         if place % columns == columns - 1:
             page.top += tile
     page.top += tile if len(found.numbers) % columns else 0
-    _draw_looks(page, gallery, int(found.numbers[0]), look, "in the first picture")
+    _draw_looks(page, gallery, int(found.numbers[0]), attention, "in the first image")
     return page.figure
 
 
 def captions_sheet(
-    gallery: Gallery, image: int, captions: Sequence[str], own: np.ndarray, found: Found, look: Look | None
+    gallery: Gallery,
+    image: int,
+    captions: Sequence[str],
+    own: np.ndarray,
+    found: Found,
+    attention: WordAttention | None,
 ) -> Figure:
-    """A picture beside the captions that fit it best (● its own), then the words of the first over the picture.
+    """An image beside the captions that fit it best (● its own), then the words of the first over the image.
 
-    captions: all of the split. own: (c,) True for those of the picture.
+    captions: all of the split. own: (c,) True for those of the image.
     """
     wrapped = [_lines(captions[number], 68, 2) for number in found.numbers]
     listed = sum(0.12 + 0.19 * len(lines) for lines in wrapped)
-    page = Page([0.3, max(listed, 2.75), _looks_height(look)])
+    page = Page([0.3, max(listed, 2.75), _looks_height(attention)])
     page.write(gallery.name(image), 0.3, fontsize=12, weight="bold")
     show(page.axes(MARGIN, 0.05, 2.6, 2.6), gallery, image)
     start = page.top
@@ -101,13 +106,13 @@ def captions_sheet(
             page.top += 0.19
         page.top += 0.12
     page.top = start + max(listed, 2.75)
-    _draw_looks(page, gallery, image, look, "for the first caption")
+    _draw_looks(page, gallery, image, attention, "for the first caption")
     return page.figure
 
 
 def show(axes: Axes, gallery: Gallery, image: int, boxes: bool = False) -> None:
-    """A picture, or a frame with its boxes where there is none to show."""
-    (width, height), pixels = gallery.size(image), gallery.picture(image)
+    """An image, or a frame with its boxes where there is none to show."""
+    (width, height), pixels = gallery.size(image), gallery.pixels_of(image)
     axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[], aspect="equal", anchor="NW")
     for spine in axes.spines.values():
         spine.set_visible(pixels is None)
@@ -119,12 +124,12 @@ def show(axes: Axes, gallery: Gallery, image: int, boxes: bool = False) -> None:
 
 
 def show_look(axes: Axes, gallery: Gallery, image: int, weights: np.ndarray) -> None:
-    """A picture that fades where a word did not look, with the region it gave most to. weights: (r,)."""
+    """An image that fades where a word did not look, with the region it gave most to. weights: (r,)."""
     (width, height), boxes = gallery.size(image), gallery.boxes(image)
     warm = heat(boxes, weights, (width, height))
     show(axes, gallery, image)
     over = {"extent": (0, width, height, 0), "interpolation": "nearest"}
-    if gallery.picture(image) is None:
+    if gallery.pixels_of(image) is None:
         axes.imshow(warm, cmap=WEIGHTS, vmin=0, vmax=1, alpha=0.8, zorder=0.5, **over)
     else:
         veil = np.empty((*warm.shape, 4))
@@ -133,24 +138,24 @@ def show_look(axes: Axes, gallery: Gallery, image: int, weights: np.ndarray) -> 
     add_box(axes, boxes[int(weights.argmax())], HOT, 1.0)
 
 
-def _in_a_row(look: Look) -> int:
+def _in_a_row(attention: WordAttention) -> int:
     """Panels in a row: up to eight words stand in one."""
-    return max(6, len(look.words)) if len(look.words) <= 8 else 6
+    return max(6, len(attention.words)) if len(attention.words) <= 8 else 6
 
 
-def _looks_height(look: Look | None) -> float:
-    return 0.0 if look is None else 0.38 + 1.4 * -(-min(len(look.words), MOST_WORDS) // _in_a_row(look))
+def _looks_height(attention: WordAttention | None) -> float:
+    return 0.0 if attention is None else 0.38 + 1.4 * -(-min(len(attention.words), MOST_WORDS) // _in_a_row(attention))
 
 
-def _draw_looks(page: Page, gallery: Gallery, image: int, look: Look | None, where: str) -> None:
+def _draw_looks(page: Page, gallery: Gallery, image: int, attention: WordAttention | None, where: str) -> None:
     """One small panel a word."""
-    if look is None:
+    if attention is None:
         return
-    said = "What each word looked at" if look.way == WORDS_LOOK else "Which regions looked at each word"
-    shown = "" if len(look.words) <= MOST_WORDS else f" (the first {MOST_WORDS} words)"
+    said = "What each word looked at" if attention.way == WORDS_ATTEND else "Which regions looked at each word"
+    shown = "" if len(attention.words) <= MOST_WORDS else f" (the first {MOST_WORDS} words)"
     page.write(f"{said} {where}{shown}; the share of its strongest region", 0.38, fontsize=9.5, color=GREY)
-    lefts, width = page.columns(_in_a_row(look))
-    for place, (word, weights) in enumerate(list(zip(look.words, look.weights, strict=True))[:MOST_WORDS]):
+    lefts, width = page.columns(_in_a_row(attention))
+    for place, (word, weights) in enumerate(list(zip(attention.words, attention.weights, strict=True))[:MOST_WORDS]):
         row, column = divmod(place, len(lefts))
         axes = page.axes(lefts[column], 1.4 * row + 0.22, width, 1.12)
         show_look(axes, gallery, image, weights)

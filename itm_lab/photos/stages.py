@@ -1,4 +1,4 @@
-"""The model of a finished run. DCPA is trained in two stages, and what ranks is the sum of both."""
+"""The model of a finished run. DCPA is trained in two stages, and the sum of both ranks."""
 
 from __future__ import annotations
 
@@ -11,46 +11,47 @@ from itm_utils.errors import input_error
 from itm_utils.matcher import Matcher
 from itm_utils.models.dcpa import DCPA
 
-FIRST, SECOND = "intra", "inter"
-ALONE = (FIRST, "joint", "final")  # folders of what ranks: of DCPA in one training, and of chapter 10's second round
+INTRA, INTER = "intra", "inter"  # folders of DCPA's two stages
+# Folders of a model that ranks by itself: of DCPA in one training, and of chapter 10's second round.
+ALONE = (INTRA, "joint", "final")
 
 
 def open_model(run: Path) -> tuple[Matcher, dict[str, Any], Path]:
-    """What ranks in a run, what its checkpoint says of its data, and that checkpoint.
+    """The model that ranks in a run, what its checkpoint says of its data, and the checkpoint's path.
 
     run: its folder, or a checkpoint. Of a run in two stages the folder of one, or its checkpoint, is that stage alone.
     """
-    if not (run / SECOND).is_dir():
+    if not (run / INTER).is_dir():
         path = find_checkpoint(next((run / name for name in ALONE if (run / name).is_dir()), run))
         return *load_matcher(path), path
-    path = find_checkpoint(run / SECOND)
-    second, known = load_matcher(path)
+    path = find_checkpoint(run / INTER)
+    inter, known = load_matcher(path)
     receipt = _receipt(run)
-    first, _ = load_matcher(find_checkpoint(_stage_one(run, receipt)))
-    stages = [{name: value for name, value in one.config.items() if name != "image_dim"} for one in (first, second)]
-    model = DCPA(second.config["image_dim"], *stages, intra_weight=receipt["parameters"]["intra_weight"])
-    model.intra.load_state_dict(first.state_dict())
-    model.inter.load_state_dict(second.state_dict())
+    intra, _ = load_matcher(find_checkpoint(_stage_one(run, receipt)))
+    arguments = [{name: value for name, value in one.config.items() if name != "image_dim"} for one in (intra, inter)]
+    model = DCPA(inter.config["image_dim"], *arguments, intra_weight=receipt["parameters"]["intra_weight"])
+    model.intra.load_state_dict(intra.state_dict())
+    model.inter.load_state_dict(inter.state_dict())
     return model, known, path
 
 
 def _receipt(run: Path) -> dict[str, Any]:
-    """What the run said of itself when it ended: the weight of each stage, and where stage one is."""
+    """The receipt of a finished run: it holds the weight of each stage, and where stage one is."""
     for path in sorted(run.glob("[0-9]*/*.json")):
         found = read_json(path, "a receipt")
         if "intra_weight" in found.get("parameters", {}):
             return found
     expected = "that of a finished run, which says how its two stages are added"
-    raise input_error(run, "no receipt", expected, f"Let the run end, or give one stage: {run / SECOND}.")
+    raise input_error(run, "no receipt", expected, f"Let the run end, or give one stage: {run / INTER}.")
 
 
 def _stage_one(run: Path, receipt: dict[str, Any]) -> Path:
     """Its folder: the run's own, or one that several runs share, named from the folder in which the recipes are."""
     shared = receipt["parameters"].get("stage_one", "").format(seed=receipt["seed"])
     if not shared:
-        return run / FIRST
+        return run / INTRA
     places = [folder / shared for folder in (Path.cwd(), *run.absolute().parents)]
     found = next((place for place in places if place.is_dir()), None)
     if found is None:
-        raise input_error(shared, "no such folder", f"stage one of {run}", f"Give stage two alone: {run / SECOND}.")
+        raise input_error(shared, "no such folder", f"stage one of {run}", f"Give stage two alone: {run / INTER}.")
     return found

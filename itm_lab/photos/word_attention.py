@@ -1,4 +1,4 @@
-"""What each word of a sentence looked at in a picture, for models that look."""
+"""What each word of a sentence looked at in an image, for models that look."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from itm_utils.data.batches import image_batch
 from itm_utils.matcher import Attention
 from itm_utils.scoring import Captions, evaluating
 
-WORDS_LOOK, REGIONS_LOOK = "t2i", "i2t"
+WORDS_ATTEND, REGIONS_LOOK = "t2i", "i2t"
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class WordAttention:
     """words: of the sentence, in order. weights: (w, r) what each gives to the regions; rows sum to 1.
 
     way: ``t2i`` where words look at regions; ``i2t`` where regions look at words, and the weights say which ones did.
@@ -27,50 +27,50 @@ class Look:
     way: str
 
 
-def look_of(opened: Opened, image: int, texts: Captions, caption: int, sentence: str) -> Look | None:
-    """Where a caption's words looked in a picture; None for a model without attention between the two sides.
+def word_attention(opened: Opened, image: int, texts: Captions, caption: int, text: str) -> WordAttention | None:
+    """Where a caption's words looked in an image; None for a model without attention between the two sides.
 
     caption: its place in ``texts``. sentence: its text.
     """
     batch = texts.batch(np.array([caption]), spans=True)
     with evaluating(opened.model) as device:
-        picture = opened.model.encode_images(image_batch(opened.split, np.array([image])).to(device))
-        seen = opened.model.attention(picture, opened.model.encode_texts(batch.to(device)))
-    way = WORDS_LOOK if WORDS_LOOK in seen else REGIONS_LOOK
+        encoded_image = opened.model.encode_images(image_batch(opened.split, np.array([image])).to(device))
+        seen = opened.model.attention(encoded_image, opened.model.encode_texts(batch.to(device)))
+    way = WORDS_ATTEND if WORDS_ATTEND in seen else REGIONS_LOOK
     if way not in seen:
         return None
     weights = _by_word(seen[way], way)
     spans = batch.spans[0].numpy()
     if len(weights) != len(spans):  # such a model's queries are no tokens of the sentence
         return None
-    words, merged = merge_pieces(sentence, spans, weights)
-    return Look(words, merged, way) if words else None
+    words, merged = merge_pieces(text, spans, weights)
+    return WordAttention(words, merged, way) if words else None
 
 
 def _by_word(attention: Attention, way: str) -> np.ndarray:
     """(w, r) of one pair, regions that are padding at 0."""
-    if way == WORDS_LOOK:
+    if way == WORDS_ATTEND:
         weights = attention.weights[0].masked_fill(~attention.key_mask[0][None, :], 0)
     else:
         weights = attention.weights[0].masked_fill(~attention.query_mask[0][:, None], 0).mT
     return torch.as_tensor(weights, dtype=torch.float32).cpu().numpy()
 
 
-def merge_pieces(sentence: str, spans: np.ndarray, weights: np.ndarray) -> tuple[list[str], np.ndarray]:
+def merge_pieces(text: str, spans: np.ndarray, weights: np.ndarray) -> tuple[list[str], np.ndarray]:
     """Words and (w, r) weights from tokens with spans (t, 2): pieces of one word share their mean; no punctuation.
 
     Tokens without characters (start, end) are left out; rows are scaled to sum to 1.
     """
     groups: list[list[int]] = []
     for token, (start, end) in enumerate(spans):
-        if end <= start or not any(c.isalnum() for c in sentence[start:end]):
+        if end <= start or not any(c.isalnum() for c in text[start:end]):
             continue
         goes_on = bool(groups) and groups[-1][-1] == token - 1 and spans[token - 1][1] == start
-        if goes_on and sentence[start - 1].isalnum() and sentence[start].isalnum():
+        if goes_on and text[start - 1].isalnum() and text[start].isalnum():
             groups[-1].append(token)
         else:
             groups.append([token])
-    words = [sentence[spans[group[0]][0] : spans[group[-1]][1]] for group in groups]
+    words = [text[spans[group[0]][0] : spans[group[-1]][1]] for group in groups]
     merged = np.array([weights[group].mean(axis=0) for group in groups]).reshape(len(groups), -1)
     return words, merged / np.maximum(merged.sum(axis=1, keepdims=True), 1e-12)
 

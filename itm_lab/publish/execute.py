@@ -28,7 +28,7 @@ from itm_utils.files import write_json
 from itm_utils.progress import interactive
 
 CELL_TIMEOUT = 600  # seconds
-LARGE_PICTURE = 200_000  # characters of base64
+LARGE_IMAGE = 200_000  # characters of base64
 # Files that decide what a chapter prints, besides its own cells.
 RUN_INPUTS = (
     "itm_utils", "itm_lab/scenes", "itm_lab/records", "itm_lab/evidence", "itm_lab/data/opening.py", "constraints.txt", "receipts",
@@ -156,21 +156,21 @@ def is_current(root: Path, run: Run) -> bool:
     return known == run.key and (root / "_build/notebooks" / run.path.name).is_file()
 
 
-def compress_pictures(notebook: NotebookNode) -> None:
-    """Store, in place, large picture outputs as JPEG: drawn scenes with their grain are no matter for PNG."""
+def compress_images(notebook: NotebookNode) -> None:
+    """Store, in place, large image outputs as JPEG: drawn scenes with their grain are no matter for PNG."""
     for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
         encoded = output.get("data", {}).get("image/png", "")
-        if len(encoded) > LARGE_PICTURE:
-            picture = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB")
+        if len(encoded) > LARGE_IMAGE:
+            figure = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB")
             packed = io.BytesIO()
-            picture.save(packed, "JPEG", quality=88, subsampling=0)  # full colour resolution: red text stays sharp
+            figure.save(packed, "JPEG", quality=88, subsampling=0)  # full colour resolution: red text stays sharp
             del output["data"]["image/png"]
             output["data"]["image/jpeg"] = base64.b64encode(packed.getvalue()).decode()
 
 
 def save(root: Path, run: Run, in_place: bool) -> None:
     """Store a finished notebook, then its record: a record without a notebook never exists."""
-    compress_pictures(clean(run.notebook))
+    compress_images(clean(run.notebook))
     if in_place:
         if run.path.read_text(encoding="utf-8") != run.original:
             raise input_error(run.path, "a file changed during the run", "the file as it was", "Run it again.")

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from itm_lab.publish.uncertainty_page import table
+from itm_lab.publish.markdown import table
 
 RESULT = "benchmarks/results/judgements.json"
 COMMAND = "python benchmarks/judgements.py --data data/flickr8k --scores LABEL=runs/…/scores.safetensors"
@@ -18,7 +18,7 @@ MEANING = {
     "expert strict": "experts, strict: at least two of three give 4",
     "either": "the crowd or the experts",
 }
-WAYS = {"i2t": "picture → sentence", "t2i": "sentence → picture"}
+WAYS = {"i2t": "image → caption", "t2i": "caption → image"}
 
 
 def judgements_fragment(root: Path) -> str:
@@ -38,17 +38,17 @@ def judgements_fragment(root: Path) -> str:
 
 
 def of_pairs(found: Mapping[str, Any]) -> Iterator[str]:
-    """How many of the judged wrong pairs are right, by each definition."""
+    """How many of the judged negative pairs are right, by each definition."""
     pairs = found["pairs"]
     yield "## Of the pairs that count as wrong\n"
     rows = [
         [MEANING[name], f"{one['of']}", f"{one['right']}", percent(one)] for name, one in pairs["by_definition"].items()
     ]
-    yield from table(["right means", "wrong pairs judged", "called right", "share"], rows)
+    yield from table(["right means", "negative pairs judged", "called right", "share"], rows)
     share = 100 * pairs["by_definition"]["either"]["of"] / pairs["wrong"]
     both = pairs["agreement"]
     yield (
-        f"The {found['judged_captions']:,} captions that anybody judged have {pairs['wrong']:,} wrong partners, of which "
+        f"The {found['judged_captions']:,} captions that anybody judged have {pairs['wrong']:,} negative images, of which "
         f"{share:.1f} % were judged. "
         f"The two groups judged {sum(both.values()):,} in common: {both['both']:,} are right to both, {both['neither']:,} "
         f"to neither, {both['expert']:,} to the experts alone and {both['crowd']:,} to the crowd alone.\n"
@@ -114,15 +114,15 @@ def of_recalls(runs: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_ranks(runs: Mapping[str, Any]) -> Iterator[str]:
-    """The harder a wrong pair is for a model, the likelier it is right: the figure and its numbers."""
+    """The harder a negative pair is for a model, the likelier it is right: the figure and its numbers."""
     yield "## The harder, the truer\n"
-    yield "All wrong pairs of a query, ordered by the model's score: the first is the one that a miner would take.\n"
+    yield "All negative pairs of a query, ordered by the model's score: the first is the one that a miner would take.\n"
     bands = {(label, way): run["audit"]["either"][way]["by_rank"] for label, run in runs.items() for way in WAYS}
     yield from drawing({label: bands[label, "t2i"] for label in runs})
     rows = [
         [label, WAYS[way], ranks(band), band["of"], percent(band)] for (label, way), of in bands.items() for band in of
     ]
-    yield from table(["model", "search", "rank among wrong pairs", "judged", "right (either)"], rows)
+    yield from table(["model", "search", "rank among negative pairs", "judged", "right (either)"], rows)
 
 
 def check(found: Mapping[str, Any]) -> Iterator[str]:
@@ -156,14 +156,14 @@ def ranks(band: Mapping[str, Any]) -> str:
 
 
 def drawing(runs: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """Share of judged wrong pairs that are right, by rank, one line a model; an inline picture that fits both themes."""
+    """Share of judged negative pairs that are right, by rank, one line a model; an inline image that fits both themes."""
     left, top, width, height, right = 58, 12, 640, 250, 10
     ends = [band["high"] for bands in runs.values() for band in bands if band["high"] is not None]
     most = 10 * (int(max(ends, default=10) / 10) + 1)
     names = [ranks(band) for band in next(iter(runs.values()))]
     step = (width - left - right) / len(names)
     shares = [band["percent"] for band in next(iter(runs.values())) if band["percent"] is not None]
-    alt = (f"Share of judged wrong pairs that people call right, by the rank the model gives them. For {next(iter(runs))} it is "
+    alt = (f"Share of judged negative pairs that people call right, by the rank the model gives them. For {next(iter(runs))} it is "
            f"{shares[0]:.0f} percent at rank one and {shares[-1]:.1f} percent at the lowest ranks.")  # fmt: skip
     yield "````{raw} html\n<figure>"
     yield f'<svg viewBox="0 0 {width} {height + 48 + 16 * len(runs)}" role="img" aria-label="{escape(alt)}" font-size="11">'
@@ -190,8 +190,8 @@ def drawing(runs: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
         yield f'<line x1="{left}" y1="{y}" x2="{left + 28}" y2="{y}" stroke="currentColor"{dash}/>'
         yield f'<text x="{left + 36}" y="{y + 4}" fill="currentColor">{escape(label)}</text>'
     yield (f'<text x="{(left + width - right) / 2:.0f}" y="{height + 36}" text-anchor="middle" fill="currentColor">'
-           "rank of the wrong picture, 1 is the hardest</text>")  # fmt: skip
+           "rank of the negative image, 1 is the hardest</text>")  # fmt: skip
     yield (f'<text x="14" y="{(top + height) / 2:.0f}" text-anchor="middle" fill="currentColor" '
            f'transform="rotate(-90 14 {(top + height) / 2:.0f})">judged pairs called right</text>')  # fmt: skip
-    yield "</svg>\n<figcaption>Sentence → picture. Of the wrong pictures that somebody judged, how many the crowd or the experts "
-    yield "call right, by the rank a model gives them among all wrong pictures. Bars: 95 % (Wilson).</figcaption>\n</figure>\n````\n"
+    yield "</svg>\n<figcaption>Caption → image. Of the negative images that somebody judged, how many the crowd or the experts "
+    yield "call right, by the rank a model gives them among all negative images. Bars: 95 % (Wilson).</figcaption>\n</figure>\n````\n"

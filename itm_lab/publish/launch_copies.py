@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from nbformat import v4
+from pybtex.database import parse_file
 
 from itm_lab.notebook_io import clean, find_notebooks, read_notebook, refuse_chapters, write_notebook
 
@@ -51,16 +52,15 @@ def launch_copies(root: Path, target: Path, repository: str, ref: str) -> list[P
 
 
 def read_citations(bibliography: Path) -> dict[str, str]:
-    """Key -> "Faghri et al., 2018", as far as a bibliography's entries tell."""
-    entries = bibliography.read_text(encoding="utf-8") if bibliography.is_file() else ""
+    """Key -> "Faghri et al., 2018", for every entry with an author and a year."""
+    if not bibliography.is_file():
+        return {}
     citations = {}
-    for key, entry in re.findall(r"^@\w+\{([^,\s]+),(.*?)(?=^@|\Z)", entries, re.DOTALL | re.MULTILINE):
-        author = re.search(r"\bauthor\s*=\s*[{\"](.+?)[}\"],?\s*$", entry, re.DOTALL | re.MULTILINE)
-        year = re.search(r"\byear\s*=\s*[{\"]?(\d{4})", entry)
-        if author and year:
-            people = re.split(r"\s+and\s+", re.sub(r"[{}\\]", "", author[1]))
-            family = people[0].split(",")[0] if "," in people[0] else people[0].split()[-1]
-            citations[key] = f"{family}{' et al.' if len(people) > 1 else ''}, {year[1]}"
+    for key, entry in parse_file(bibliography, bib_format="bibtex").entries.items():
+        people, year = entry.persons.get("author", []), entry.fields.get("year")
+        if people and year:
+            family = re.sub(r"[{}\\]", "", " ".join(people[0].last_names))
+            citations[key] = f"{family}{' et al.' if len(people) > 1 else ''}, {year}"
     return citations
 
 

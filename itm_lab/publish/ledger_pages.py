@@ -8,10 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from itm_lab.evidence.ledger import TABLES, WORDS, Ledger, Verdict
+from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger, Verdict
 from itm_lab.evidence.statistics import Interval, paired_bootstrap, seed_interval
-from itm_lab.evidence.verdicts import Finding, row_name
+from itm_lab.evidence.verdicts import ComparisonResult, row_name
 from itm_lab.publish.judgements_page import judgements_fragment
+from itm_lab.publish.markdown import table
 from itm_lab.publish.photographs_page import photographs_fragment
 from itm_lab.publish.uncertainty_page import uncertainty_fragment
 from itm_lab.records.receipts import read_evidence
@@ -22,7 +23,7 @@ from itm_utils.metrics.retrieval import Ranks
 CHAPTERS = {"MMCA": "08_mmca", "DCPA": "09_dcpa", "AOQ": "10_aoq", "CCR_CCS": "11_ccr_ccs"}
 SHOWN = {"CCR_CCS": "CCR/CCS"}
 DATASETS = {
-    "scenes": "the little world",
+    "scenes": "Scenes",
     "flickr8k": "Flickr8k",
     "f30k": "Flickr30K",
     "coco": "COCO 1K",
@@ -33,10 +34,10 @@ STATUS = {
     "supported": "its own numbers carry the claim",
     "partly": "its own numbers carry part of the claim",
     "contradicted": "its own numbers speak against the claim",
-    "text_only": "said in the text, without a number",
+    "text_only": "stated in the text, without a number",
     "analytic": "derived, not measured",
 }
-# The models that chapters build, in the settings they recommend; arms that take something away are not among them.
+# The models that chapters build, in the settings they recommend; variants that take something away are not among them.
 MODELS = (
     "mean-pool",
     "VSE++ tuned on validation",
@@ -88,10 +89,10 @@ def claims_page(ledger: Ledger, claims: Mapping[str, Any]) -> Iterator[str]:
     papers = list(dict.fromkeys(claim["paper"] for claim in claims.values()))
     chosen = {name: ledger.verdict(name) for name in claims}
     yield "## At a glance\n"
-    yield from _table(
-        ["paper", "claims", *WORDS],
+    yield from table(
+        ["paper", "claims", *VERDICTS],
         (
-            [SHOWN.get(paper, paper), len(of), *(sum(chosen[name].verdict == word for name in of) for word in WORDS)]
+            [SHOWN.get(paper, paper), len(of), *(sum(chosen[name].verdict == word for name in of) for word in VERDICTS)]
             for paper in papers
             if (of := [name for name, claim in claims.items() if claim["paper"] == paper])
         ),
@@ -138,26 +139,26 @@ def our_evidence(ledger: Ledger, one: Verdict) -> Iterator[str]:
     yield f"- **Our evidence on {where}**, from {len(one.receipts)} receipts:"
     plans = comparisons(ledger.rules[one.id], one.dataset)
     for finding, plan in zip(one.findings, plans, strict=True):
-        pictures = "" if plan.correlated else over_pictures(ledger, plan, one)
-        yield f"  - {HELD[finding.status]} {escape(str(finding))}, expected {finding.expected}{pictures}"
+        images = "" if plan.correlated else over_images(ledger, plan, one)
+        yield f"  - {HELD[finding.status]} {escape(str(finding))}, expected {finding.expected}{images}"
 
 
-def over_pictures(ledger: Ledger, plan: Any, one: Verdict) -> str:
-    """The second kind of doubt, where a comparison is one arm against another: other test pictures, same two models."""
+def over_images(ledger: Ledger, plan: Any, one: Verdict) -> str:
+    """The second kind of doubt, where a comparison is one variant against another: other test images, same two models."""
     if len(plan.plus) != 1 or len(plan.minus) != 1 or plan.best or plan.plus[0][1] not in (*RECALLS, "rsum"):
         return ""
     runs = [ledger.receipts[ledger.chapter_of(variant), variant, one.dataset] for variant, _ in plan.plus + plan.minus]
     seed = min(seed for seed in runs[0] if seed in runs[1])
     a, b = (read_evidence(of[seed][0]) for of in runs)
-    if one.dataset == "coco":  # ranks within folds; pictures are drawn from all of them
+    if one.dataset == "coco":  # ranks within folds; images are drawn from all of them
         return ""
     _, low, high = paired_bootstrap(
         Ranks(a.i2t, a.t2i), Ranks(b.i2t, b.t2i), a.owner, plan.plus[0][1], ledger.rules[one.id]["test"]["level"], 1000
     )
-    return f"; over test pictures, models of seed {seed}: \\[{low:+.1f}, {high:+.1f}\\]"
+    return f"; over test images, models of seed {seed}: \\[{low:+.1f}, {high:+.1f}\\]"
 
 
-def _printed(findings: Iterable[Finding]) -> str:
+def _printed(findings: Iterable[ComparisonResult]) -> str:
     findings = list(findings)
     others = [escape(str(finding)) for finding in findings if finding.status != "holds"]
     held = f"{len(findings) - len(others)} of {len(findings)} comparisons hold."
@@ -179,18 +180,18 @@ def results_page(ledger: Ledger, paper: str) -> Iterator[str]:
     content = ledger.results[paper]
     yield "## The paper\n"
     yield _about(ledger, {"paper": paper})
-    for table, body in content["tables"].items():
-        yield f"## {table.replace('_', ' ').capitalize()}: {escape(body['caption'])}\n"
+    for name, body in content["tables"].items():
+        yield f"## {name.replace('_', ' ').capitalize()}: {escape(body['caption'])}\n"
         if "note" in body:
-            yield f"{escape(sentence(body['note']))}\n"
+            yield f"{escape(with_full_stop(body['note']))}\n"
         for block in body["blocks"]:
-            yield from block_table(ledger, paper, table, block)
+            yield from block_table(ledger, paper, name, block)
 
 
-def block_table(ledger: Ledger, paper: str, table: str, block: Mapping[str, Any]) -> Iterator[str]:
+def block_table(ledger: Ledger, paper: str, where: str, block: Mapping[str, Any]) -> Iterator[str]:
     """One part of a table: the printed numbers, ours on the same data, and ours on the data that we could run."""
     rows, place = block["rows"], dataset_of(block)
-    variants = [arm_of(ledger, f"{paper} {table}", row) for row in rows]
+    variants = [variant_of(ledger, f"{paper} {where}", row) for row in rows]
     more = [
         name
         for name in ("flickr8k", "scenes")
@@ -207,7 +208,7 @@ def block_table(ledger: Ledger, paper: str, table: str, block: Mapping[str, Any]
         lines.append([name + mark, *printed, *(ours(ledger, variant, dataset) for dataset in (place, *more))])
     yield f"**{escape(block['dataset'])}**, {escape(block['protocol'])}.\n"
     heads = list(map(label, columns))
-    yield from _table(
+    yield from table(
         ["method", *heads, *(f"ours, {DATASETS[name].removeprefix('the ')}" for name in (place, *more))], lines
     )
     for remark, number in remarks.items():
@@ -221,8 +222,8 @@ def dataset_of(block: Mapping[str, Any]) -> str:
     return "coco 5K" if block["protocol"] == "full 5K" else "coco"
 
 
-def arm_of(ledger: Ledger, table: str, row: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Our arm and metric for a row of a paper's table, by rows.yaml; None where the book does not run that row."""
+def variant_of(ledger: Ledger, table: str, row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Our variant and metric for a row of a paper's table, by rows.yaml; None where the book does not run that row."""
     for entry in read_rows(ledger):
         fits = all(row.get(key) in listed(value) for key, value in entry["row"].items())
         if table in entry["tables"] and fits:
@@ -236,13 +237,13 @@ def read_rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def runs_of(ledger: Ledger, variant: str, dataset: str) -> dict[int, dict[str, Any]]:
-    """Seed → receipt of an arm on a dataset."""
+    """Seed → receipt of a variant on a dataset."""
     found = ledger.receipts.get((ledger.chapter_of(variant), variant, dataset), {})
     return {seed: receipt for seed, (_, receipt) in found.items()}
 
 
 def ours(ledger: Ledger, variant: tuple[str, str] | None, dataset: str) -> str:
-    """Our number beside a row: the mean over seeds with its interval, or that of the only run over pictures."""
+    """Our number beside a row: the mean over seeds with its interval, or that of the only run over images."""
     if variant is None:
         return "–"
     found = [
@@ -281,7 +282,7 @@ def remarks_on(ledger: Ledger, block: Mapping[str, Any], row: Mapping[str, Any])
     if row.get("external_knowledge"):
         yield "Uses external knowledge."
     if row.get("single_1k_split"):
-        yield "One split of 1,000 pictures, not the mean over five."
+        yield "One split of 1,000 images, not the mean over five."
     if "rsum_mismatch" in row:
         wrong = row["rsum_mismatch"]
         yield f"Printed rsum {wrong['printed']}; the six recalls add up to {wrong['sum_of_six']}."
@@ -290,7 +291,7 @@ def remarks_on(ledger: Ledger, block: Mapping[str, Any], row: Mapping[str, Any])
             read = "none" if doubt["adopted"] is None else doubt["adopted"]
             yield f"{label(name)}: our text of the paper has {doubt['raw']}; read as {read}: {doubt['basis']}."
     if "note" in row:
-        yield sentence(row["note"])
+        yield with_full_stop(row["note"])
 
 
 def same_numbers(ledger: Ledger, block: Mapping[str, Any], row: Mapping[str, Any]) -> str:
@@ -310,7 +311,7 @@ def same_numbers(ledger: Ledger, block: Mapping[str, Any], row: Mapping[str, Any
 
 
 def lab_page(ledger: Ledger) -> Iterator[str]:
-    """All models on the seeds they share, then every arm with receipts, chapter by chapter and dataset by dataset."""
+    """All models on the seeds they share, then every variant with receipts, chapter by chapter and dataset by dataset."""
     yield from shared_seeds(ledger)
     groups = sorted({(chapter, dataset) for chapter, _, dataset in ledger.receipts})
     if not groups:
@@ -325,11 +326,11 @@ def lab_page(ledger: Ledger) -> Iterator[str]:
                 models = {run["models"] for run in runs}
                 lines.append((metrics, [escape(variant), _and(sorted(map(str, models))), *map(over_seeds, metrics)]))
         lines.sort(key=lambda line: -sum(metric["value"] for metric in line[0][0]) / len(line[0][0]))
-        yield from _table(["variant", "models", "rsum", "i2t R@1", "t2i R@1"], (line for _, line in lines))
+        yield from table(["variant", "models", "rsum", "i2t R@1", "t2i R@1"], (line for _, line in lines))
 
 
 def shared_seeds(ledger: Ledger) -> Iterator[str]:
-    """The models of all chapters on the little world, each on the same three seeds, best first."""
+    """The models of all chapters on Scenes, each on the same three seeds, best first."""
     rows = []
     for (chapter, variant, dataset), found in ledger.receipts.items():
         if dataset == "scenes" and variant in MODELS and set(SEEDS) <= found.keys():
@@ -338,9 +339,9 @@ def shared_seeds(ledger: Ledger) -> Iterator[str]:
             cells = [escape(variant), chapter[:2], str(runs[0]["models"]), *map(over_seeds, metrics)]
             rows.append((sum(run["metrics"]["rsum"]["value"] for run in runs), cells))
     if rows:
-        yield f"## All models so far, on seeds {SEEDS[0]} to {SEEDS[-1]} of the little world\n"
+        yield f"## All models so far, on seeds {SEEDS[0]} to {SEEDS[-1]} of Scenes\n"
         rows.sort(key=lambda row: -row[0])
-        yield from _table(["model", "chapter", "models", "rsum", "i2t R@1", "t2i R@1"], (cells for _, cells in rows))
+        yield from table(["model", "chapter", "models", "rsum", "i2t R@1", "t2i R@1"], (cells for _, cells in rows))
 
 
 # ---------------------------------------------------------------------------------------------- words
@@ -352,8 +353,8 @@ def label(metric: str) -> str:
     return metric.replace("_r", " R@") if recall else metric.removesuffix("_computed").replace("_", " ")
 
 
-def sentence(note: str) -> str:
-    """A note as a sentence."""
+def with_full_stop(note: str) -> str:
+    """A note with a capital letter and a full stop."""
     return f"{note[0].upper()}{note[1:]}{'' if note.endswith('.') else '.'}"
 
 
@@ -379,11 +380,3 @@ def _about(ledger: Ledger, claim: Mapping[str, Any]) -> str:
 
 def _and(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _table(heads: list[str], lines: Iterable[list[Any]]) -> Iterator[str]:
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'---|' * len(heads)}"
-    for line in lines:
-        yield f"| {' | '.join(map(str, line))} |"
-    yield ""

@@ -124,7 +124,7 @@ def check_outputs(cell: NotebookNode) -> Iterator[str]:
         if output.output_type == "error":
             yield f"a stored error ({output.get('ename')}): mend the cell and {RERUN}"
         elif output.get("name") == "stderr":
-            yield f"stored stderr ({output.text.strip()[:60]!r}): silence its cause and {RERUN}"
+            yield f"stored stderr ({output.text.strip()[:60]!r}): remove its cause and {RERUN}"
         if found := MACHINE_PATH.search(text_of(output)):
             yield f"a path of one machine in the output ({found[0]}…): print a relative one and {RERUN}"
     if any(kind.startswith("image/") for output in outputs for kind in output.get("data", {})):

@@ -1,4 +1,4 @@
-"""The computed part of the page on photographs: recalls on Flickr8k, and its verdicts beside those of the little world."""
+"""The computed part of the page on photographs: recalls on Flickr8k, and its verdicts beside those of Scenes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from itm_lab.evidence.ledger import Ledger, Verdict
 from itm_lab.evidence.statistics import seed_interval
-from itm_lab.publish.uncertainty_page import table
+from itm_lab.publish.markdown import table
 from itm_lab.records.rules import RECALLS
 from itm_utils.figures import method_colour
 
 DATASET = "flickr8k"
-YARDSTICKS = ("benchmarks/results/photo_cca.json", "benchmarks/results/photo_cca_minilm.json")
+BASELINES = ("benchmarks/results/photo_cca.json", "benchmarks/results/photo_cca_minilm.json")
 MARK = "†"
 HEADS = ["variant", "chapter", "text", "i2t R@1/5/10", "t2i R@1/5/10", "rsum", "seeds"]
 
@@ -28,19 +28,19 @@ def photographs_fragment(ledger: Ledger) -> str:
 
 
 def recalls(ledger: Ledger) -> Iterator[str]:
-    """Every arm with receipts, best first, and a model that needs no training beside them."""
+    """Every variant with receipts, best first, and a model that needs no training beside them."""
     yield "## Recalls\n"
     variants = {
         (variant, chapter): [receipt for _, receipt in runs.values()]
         for (chapter, variant, dataset), runs in ledger.receipts.items()
         if dataset == DATASET
     }
-    rows = [arm_row(variant, chapter, runs) for (variant, chapter), runs in variants.items()]
-    known = list(yardstick(ledger.root))
+    rows = [variant_row(variant, chapter, runs) for (variant, chapter), runs in variants.items()]
+    known = list(baseline_rows(ledger.root))
     if rows:
         yield from drawing({variant: runs for (variant, _), runs in variants.items()}, [rsum for rsum, _ in known])
     else:
-        yield "No run on these photographs has left a receipt yet.\n"
+        yield "No run on these photographs has a receipt yet.\n"
     rows = sorted([*rows, *known], key=lambda row: -row[0])
     if rows:
         yield from table(HEADS, [cells for _, cells in rows])
@@ -49,7 +49,7 @@ def recalls(ledger: Ledger) -> Iterator[str]:
 
 
 def never_better(variants: Mapping[tuple[str, str], list[Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
-    """Arms with runs whose loss never improved on the warm-up: what such a row shows is not its loss."""
+    """Variants with runs whose loss never improved on the warm-up: what such a row shows is not its loss."""
     for (variant, _), runs in variants.items():
         if seeds := [str(run["seed"]) for run in runs if kept_warmup(run)]:
             yield variant, f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
@@ -62,14 +62,14 @@ def kept_warmup(run: Mapping[str, Any]) -> bool:
 
 
 def drawing(variants: Mapping[str, list[Mapping[str, Any]]], known: list[float]) -> Iterator[str]:
-    """The rsum of every run, a line an arm, as an inline picture that fits both themes. known: those of yardsticks."""
+    """The rsum of every run, a line a variant, as an inline image that fits both themes. known: those of baselines."""
     values = {variant: [run["metrics"]["rsum"]["value"] for run in runs] for variant, runs in variants.items()}
     order = sorted(values, key=lambda variant: -np.mean(values[variant]))
     ends = [*known, *(number for numbers in values.values() for number in numbers)]
     low, high = 25 * int(min(ends) // 25), 25 * int(max(ends) // 25 + 1)
     left, step, width, base = 235, 17, 640, 17 * len(order) + 16
     scale = (width - left - 20) / (high - low)
-    alt = f"The sum of recalls of every run on photographs, {len(order)} arms; {order[0]} is ahead and {order[-1]} is last."
+    alt = f"The sum of recalls of every run on photographs, {len(order)} variants; {order[0]} is ahead and {order[-1]} is last."
     yield "````{raw} html\n<figure>"
     yield f'<svg viewBox="0 0 {width} {base + 28}" role="img" aria-label="{escape(alt)}" font-size="11">'
     for tick in range(low, high + 1, 25):
@@ -87,12 +87,12 @@ def drawing(variants: Mapping[str, list[Mapping[str, Any]]], known: list[float])
             x = left + scale * (number - low)
             yield f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>'
     yield f'<text x="{width - 20}" y="{base + 22}" text-anchor="end" fill="currentColor">rsum on the test set</text>'
-    yield "</svg>\n<figcaption>A dot is a run, one a seed. Filled: a frozen text encoder reads the sentences; hollow: words "
-    yield "that are learned. Dashed: the two yardsticks, which need no training.</figcaption>\n</figure>\n````\n"
+    yield "</svg>\n<figcaption>A dot is one run of one seed. Filled: a frozen text encoder reads the captions; hollow: words "
+    yield "that are learned. Dashed: the two baselines, which need no training.</figcaption>\n</figure>\n````\n"
 
 
-def arm_row(variant: str, chapter: str, runs: list[Mapping[str, Any]]) -> tuple[float, list[str]]:
-    """Mean rsum, by which rows are sorted, and the cells of an arm."""
+def variant_row(variant: str, chapter: str, runs: list[Mapping[str, Any]]) -> tuple[float, list[str]]:
+    """Mean rsum, by which rows are sorted, and the cells of a variant."""
     values = {name: [run["metrics"][name]["value"] for run in runs] for name in (*RECALLS, "rsum")}
     mean, rsum = float(np.mean(values["rsum"])), f"{np.mean(values['rsum']):.1f}"
     if len(runs) > 1:
@@ -110,14 +110,14 @@ def both_ways(recalls: Mapping[str, float]) -> list[str]:
 
 
 def text_of(parameters: Mapping[str, Any]) -> str:
-    """What reads the sentences: words and a GRU that learn, or a frozen encoder."""
-    frozen = "text_encoder" in parameters and parameters.get("reader") != "gru"
+    """What reads the captions: words and a GRU that learn, or a frozen encoder."""
+    frozen = "text_encoder" in parameters and parameters.get("text_backbone") != "gru"
     return Path(parameters["text_encoder"]).name if frozen else "words"
 
 
-def yardstick(root: Path) -> Iterator[tuple[float, list[str]]]:
+def baseline_rows(root: Path) -> Iterator[tuple[float, list[str]]]:
     """The rows of the closed-form model, as far as they were measured."""
-    for path in map(root.joinpath, YARDSTICKS):
+    for path in map(root.joinpath, BASELINES):
         if path.is_file():
             found = json.loads(path.read_text(encoding="utf-8"))
             test, text = found["test"], found["what"]["text"]
@@ -125,7 +125,7 @@ def yardstick(root: Path) -> Iterator[tuple[float, list[str]]]:
 
 
 def verdicts(ledger: Ledger) -> Iterator[str]:
-    """The claims that are decided on photographs, each beside its verdict on the little world."""
+    """The claims that are decided on photographs, each beside its verdict on Scenes."""
     yield "## Verdicts\n"
     named = [name for name, rule in ledger.rules.items() if DATASET in rule.get("datasets", ())]
     found = {name: ledger.verdict(name, DATASET) for name in named}
@@ -133,7 +133,7 @@ def verdicts(ledger: Ledger) -> Iterator[str]:
     yield f"{len(decided)} of the {len(named)} claims whose rule speaks of Flickr8k are decided.\n"
     if decided:
         rows = [[name, one.verdict, ledger.verdict(name, "scenes").verdict, held(one)] for name, one in decided.items()]
-        yield from table(["claim", "Flickr8k", "little world", "on Flickr8k"], rows)
+        yield from table(["claim", "Flickr8k", "Scenes", "on Flickr8k"], rows)
     for name, one in decided.items():
         yield from reasons(one, (ledger.claims | ledger.foundations)[name]["claim"], ledger.rules[name]["words"])
 

@@ -20,6 +20,7 @@ from itm_lab.evidence.statistics import (
     seed_interval,
 )
 from itm_lab.evidence.verdicts import row_name
+from itm_lab.publish.markdown import table
 from itm_lab.records.receipts import read_evidence
 from itm_lab.records.rules import RECALLS
 from itm_utils.metrics.retrieval import Ranks
@@ -34,7 +35,7 @@ class Gap:
 
     paper: str
     data: str
-    pictures: int
+    images: int
     method: str
     rival: str
     ours: Mapping[str, Any]
@@ -42,15 +43,15 @@ class Gap:
 
     @property
     def added(self) -> str:
-        """What the paper adds to a host, or its method where there is none."""
+        """What the paper adds to a base model, or its method where there is none."""
         return self.ours.get("training") or self.ours.get("constraints") or self.method
 
     def points(self, metric: str) -> float:
         return self.ours[metric] - self.theirs[metric]
 
     def halfwidth(self, metric: str) -> float:
-        """Of the method's own printed number; for captions this counts pictures, which can only make it wider."""
-        return binomial_halfwidth(self.ours[metric], self.pictures)
+        """Of the method's own printed number; for captions this counts images, which can only make it wider."""
+        return binomial_halfwidth(self.ours[metric], self.images)
 
     def inside(self, metric: str) -> bool:
         return abs(self.points(metric)) <= self.halfwidth(metric)
@@ -61,7 +62,7 @@ class Gap:
         Two recalls of p and q percent disagree on at least |p - q| of the queries, and at most on what both leave.
         """
         one, other = self.ours[metric], self.theirs[metric]
-        limit = largest_disagreement(one - other, self.pictures)
+        limit = largest_disagreement(one - other, self.images)
         if limit >= min(one + other, 200 - one - other):
             return "any"
         if limit <= abs(one - other):
@@ -84,11 +85,11 @@ def uncertainty_fragment(root: Path | Ledger) -> str:
 
 
 def widths() -> Iterator[str]:
-    """Half-widths of a recall by its size and the number of pictures."""
+    """Half-widths of a recall by its size and the number of images."""
     recalls = (50, 75, 90, 95)
     yield "## How wide is it?\n"
-    yield "A recall on so many pictures, taken alone, may move by this many points either way (95 %):\n"
-    rows = [[f"{n:,} pictures", *(f"± {binomial_halfwidth(r, n):.1f}" for r in recalls)] for n in (500, 1000, 5000)]
+    yield "A recall on so many images, taken alone, may move by this many points either way (95 %):\n"
+    rows = [[f"{n:,} images", *(f"± {binomial_halfwidth(r, n):.1f}" for r in recalls)] for n in (500, 1000, 5000)]
     yield from table(["test set", *(f"recall {r} %" for r in recalls)], rows)
 
 
@@ -174,7 +175,7 @@ def signed(number: float) -> str:
 
 
 def drawing(gaps: list[Gap]) -> Iterator[str]:
-    """Every image-to-text gap as a dot over the interval of its number, as an inline picture that fits both themes."""
+    """Every image-to-text gap as a dot over the interval of its number, as an inline image that fits both themes."""
     metric, left, step, width = "i2t_r1", 215, 17, 640
     longest = max(max(abs(gap.points(metric)), gap.halfwidth(metric)) for gap in gaps)
     scale = (width - left - 20) / (longest + 0.5)
@@ -198,36 +199,36 @@ def drawing(gaps: list[Gap]) -> Iterator[str]:
         yield f'<text x="{x:.1f}" y="{base + 6}" text-anchor="middle" fill="currentColor">{points}</text>'
     yield f'<text x="{width - 20}" y="{base + 22}" text-anchor="end" fill="currentColor">gap in points</text>'
     yield "</svg>\n<figcaption>Dots: how far apart method and competitor are in image-to-text R@1. Bars: how far the method's "
-    yield "number alone may move with other test pictures. Filled dots lie beyond their bar.</figcaption>\n</figure>\n````\n"
+    yield "number alone may move with other test images. Filled dots lie beyond their bar.</figcaption>\n</figure>\n````\n"
 
 
 # ---------------------------------------------------------------------------------------------- from receipts
 
 
 def our_runs(ledger: Ledger) -> Iterator[str]:
-    """Both intervals of every arm with several seeds, and of the two best arms of each chapter."""
+    """Both intervals of every variant with several seeds, and of the two best variants of each chapter."""
     yield "## Both intervals, where we have the ranks\n"
     variants = {key: runs for key, runs in ledger.receipts.items() if len(runs) > 1}
     if not variants:
-        yield "No arm has receipts of two seeds or more yet. When there are some, this section fills by itself.\n"
+        yield "No variant has receipts of two seeds or more yet. When there are some, this section fills by itself.\n"
         return
     yield (
-        "Half-widths of the 95 % interval of rsum. *Over seeds*: of the mean over training runs. *Over pictures*: of one "
-        "run, over test pictures drawn again, the mean over its seeds.\n"
+        "Half-widths of the 95 % interval of rsum. *Over seeds*: of the mean over training runs. *Over images*: of one "
+        "run, over test images drawn again, the mean over its seeds.\n"
     )
     rows = []
     for (chapter, variant, dataset), runs in sorted(variants.items()):
         found = [receipt["metrics"]["rsum"] for _, receipt in runs.values()]
         seeds = seed_interval([metric["value"] for metric in found])
         drawn = [(metric["high"] - metric["low"]) / 2 for metric in found if "low" in metric]
-        pictures = f"± {np.mean(drawn):.1f}" if drawn else "not kept"
-        rows.append([chapter, variant, dataset, len(runs), f"{seeds.value:.1f}", f"± {seeds.halfwidth:.1f}", pictures])
-    yield from table(["chapter", "variant", "data", "seeds", "rsum", "over seeds", "over pictures"], rows)
+        images = f"± {np.mean(drawn):.1f}" if drawn else "not kept"
+        rows.append([chapter, variant, dataset, len(runs), f"{seeds.value:.1f}", f"± {seeds.halfwidth:.1f}", images])
+    yield from table(["chapter", "variant", "data", "seeds", "rsum", "over seeds", "over images"], rows)
     yield from differences(variants)
 
 
 def differences(variants: Mapping[tuple[str, str, str], Mapping[int, tuple[Path, dict]]]) -> Iterator[str]:
-    """The two best arms of each chapter: what each interval says of their difference, and how often they disagree."""
+    """The two best variants of each chapter: what each interval says of their difference, and how often they disagree."""
     rows = []
     for chapter, dataset in sorted({(chapter, dataset) for chapter, _, dataset in variants}):
         of = {variant: runs for (c, variant, d), runs in variants.items() if (c, d) == (chapter, dataset)}
@@ -247,20 +248,11 @@ def differences(variants: Mapping[tuple[str, str, str], Mapping[int, tuple[Path,
             seeds = paired_seeds(*values)
             rows.append([chapter, dataset, first, second, interval(seeds), interval(drawn), f"{disagree:.0f} %"])
     if rows:
-        yield "The two best arms of each chapter, first minus second in rsum. Pictures: the models of the first shared seed.\n"
-        heads = ["chapter", "data", "first", "second", "over seeds", "over pictures", "disagree on (i2t R@1)"]
+        yield "The two best variants of each chapter, first minus second in rsum. Images: the models of the first shared seed.\n"
+        heads = ["chapter", "data", "first", "second", "over seeds", "over images", "disagree on (i2t R@1)"]
         yield from table(heads, rows)
 
 
 def interval(found: tuple[float, float, float]) -> str:
     value, low, high = map(signed, found)
     return f"{value} \\[{low}, {high}\\]"
-
-
-def table(heads: list[str], rows: list[list[Any]]) -> Iterator[str]:
-    """A Markdown table."""
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'---|' * len(heads)}"
-    for row in rows:
-        yield f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |"
-    yield ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from itm_lab.data.opening import dataset_folder, open_splits, part_of
-from itm_lab.records.parameters import INJECTED, annotated, check_parameters, declared_parameters, settings_of
+from itm_lab.records.parameters import INJECTED, annotated, declared_parameters, parameters_model, settings_of
 from itm_lab.records.rules import rules_for
 from itm_lab.records.scores import save_scores, write_scores
 from itm_utils.data.batches import PairDataset, WordCaptions
@@ -28,6 +28,7 @@ from itm_utils.metrics.retrieval import (
 )
 from itm_utils.scoring import score_split
 from itm_utils.training import TrainConfig, TrainResult, train_config
+from itm_utils.validation import validated
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,8 @@ class Chapter:
         declared = declared or annotated(values)  # nbval keeps no history of cells
         if not declared:
             raise input_error(name, "no cell of parameters", "a cell of typed literals before this one")
-        parameters = {key: values[key] for key in declared}
-        check_parameters(parameters | {key: values[key] for key in injected}, declared, name)
-        return cls(name, parameters)
+        given = {key: values[key] for key in (*declared, *injected)}
+        return cls(name, validated(parameters_model(name, declared), given, name))
 
     def config(self) -> TrainConfig:
         """The settings of a run with one training."""

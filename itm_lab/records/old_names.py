@@ -27,11 +27,19 @@ OF_CHAPTER = {
     },
     "11_ccr_ccs": {"host": "base_model", "ways": "directions"},
 }
+# Values of parameters that had another name, by chapter and (new) name of the parameter.
+VALUES: dict[str, dict[str, dict[Any, Any]]] = {"08_mmca": {"blocks": {"own": "self", "other": "cross"}}}
 
 
 def modernised(receipt: Mapping[str, Any]) -> dict[str, Any]:
     """A receipt of schema 2 with today's names; the seal is that of its file."""
-    names = PARAMETERS | OF_CHAPTER.get(receipt["chapter"], {})
-    parameters = {names.get(name, name): value for name, value in receipt["parameters"].items()}
+    parameters = modern_parameters(receipt["chapter"], receipt["parameters"])
     renamed = {("variant" if name == "arm" else name): value for name, value in receipt.items()}
     return renamed | {"parameters": parameters}
+
+
+def modern_parameters(chapter: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a chapter with today's names and values."""
+    names, values = PARAMETERS | OF_CHAPTER.get(chapter, {}), VALUES.get(chapter, {})
+    renamed = {names.get(name, name): value for name, value in parameters.items()}
+    return {name: values[name].get(value, value) if name in values else value for name, value in renamed.items()}

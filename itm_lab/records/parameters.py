@@ -1,18 +1,34 @@
-"""The parameters of a chapter: declared in one cell of typed literals, checked before a run starts."""
+"""The parameters of a chapter: typed literals in one cell of its notebook, and the one model that validates them.
+
+A runner reads the cell from the notebook's file (:func:`notebook_model`), a running chapter from its kernel
+(:func:`declared_parameters`, or the annotations it left); both validate with :func:`parameters_model`.
+"""
 
 from __future__ import annotations
 
 import ast
-import difflib
+import re
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from itm_utils.errors import input_error
+from itm_utils.training.schedule import TRAIN_TYPES
+from itm_utils.validation import Count, CountOrZero, Fraction, Settings, settings_model
 
-TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
+TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 # Not settings of the experiment: a receipt has its own place for them, or they change nothing in its numbers.
 ASIDE = ("variant", "seed", "dataset", "evaluate_on", "run_dir", "teach", "device", "compiled", "num_workers")
 INJECTED = "# Parameters"  # how papermill marks its cell
+# Limits besides those of a training (TrainConfig): sizes are at least one. Every other whole number may be 0.
+SIZES = (
+    "width", "word_dim", "heads", "feed_forward", "channels", "token_dim", "sim_dim", "caption_width", "caption_word_dim",
+)  # fmt: skip
+LIMITS = TRAIN_TYPES | dict.fromkeys(SIZES, Count) | {"train_fraction": Fraction}
+OTHER_TRAINING = re.compile("^(first|base|inter)_")  # a parameter of another training, such as inter_epochs
+
+Declared = Mapping[str, tuple[str, Any]]  # name → (name of the type, default)
 
 
 def declared_parameters(source: str) -> dict[str, tuple[str, Any]]:
@@ -32,18 +48,37 @@ def annotated(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     return {name: (getattr(kind, "__name__", kind), values[name]) for name, kind in found.items() if name in values}
 
 
-def check_parameters(values: Mapping[str, Any], declared: Mapping[str, tuple[str, Any]], where: str) -> None:
-    """Every value has a declared name and the declared type."""
-    for name, value in values.items():
-        if name not in declared:
-            close = difflib.get_close_matches(name, declared, n=1)
-            hint = f"Did you mean {close[0]}?" if close else f"There are: {', '.join(declared)}."
-            raise input_error(where, f"the parameter {name}", "one that the chapter has", hint)
-        kind = declared[name][0]
+def parameters_model(chapter: str, declared: Declared) -> type[Settings]:
+    """The model of a chapter's parameters, from their declared types."""
+    fields = {}
+    for name, (kind, default) in declared.items():
         if kind not in TYPES:
-            raise input_error(where, f"{name} of type {kind}", f"one of {', '.join(TYPES)}")
-        if not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "bool"):
-            raise input_error(where, f"{name} = {value!r}", f"a value of type {kind}")
+            raise input_error(chapter, f"{name} of type {kind}", f"one of {', '.join(TYPES)}")
+        fields[name] = field_type(name, TYPES[kind]), default
+    return settings_model(chapter, fields)
+
+
+def field_type(name: str, kind: type) -> Any:
+    """A declared type with the limits that a parameter of this name has."""
+    limited = LIMITS.get(OTHER_TRAINING.sub("", name), CountOrZero if kind is int else kind)
+    same = getattr(limited, "__origin__", limited) is kind or (kind is str and name in ("device", "precision"))
+    return limited if same else kind
+
+
+def notebook_model(path: Path) -> type[Settings]:
+    """The model of the parameters that a notebook declares; read again only if the file has changed."""
+    return _read_model(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _read_model(path: Path, changed: int) -> type[Settings]:
+    from papermill import inspect_notebook
+
+    found = inspect_notebook(str(path))
+    declared = {one["name"]: (one["inferred_type_name"], ast.literal_eval(one["default"])) for one in found.values()}
+    if not declared:
+        raise input_error(path, "no cell of parameters", "a cell of typed literals with the tag `parameters`")
+    return parameters_model(path.stem, declared)
 
 
 def settings_of(parameters: Mapping[str, Any]) -> dict[str, Any]:

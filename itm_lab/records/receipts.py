@@ -31,7 +31,7 @@ from itm_utils.metrics.retrieval import Ranks, summarise_folds
 
 PACKAGES = ("itm-utils", "torch", "numpy", "transformers", "accelerate")
 SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("receipt_schema.json").read_text(encoding="utf-8"))
-SCHEMA_2: dict[str, Any] = SCHEMA | {  # of receipts whose configuration is still called "arm"
+SCHEMA_2: dict[str, Any] = SCHEMA | {  # of receipts whose configuration is still called "variant"
     "required": ["arm" if name == "variant" else name for name in SCHEMA["required"]],
     "properties": {("arm" if k == "variant" else k): v for k, v in SCHEMA["properties"].items()}
     | {"schema": {"const": 2}},
@@ -158,7 +158,7 @@ def _validator(receipt: Any) -> jsonschema.Draft202012Validator:
 
 
 def receipt_path(receipt: Mapping[str, Any], folder: str | Path) -> Path:
-    """``<chapter>/<arm>_<dataset>_s<seed>.json``; what was measured on dev chose settings, and goes to ``search/``."""
+    """``<chapter>/<variant>_<dataset>_s<seed>.json``; what was measured on dev chose settings, and goes to ``search/``."""
     protocol = "" if receipt["protocol"].startswith("all") else f"_{receipt['protocol']}"
     name = f"{receipt['variant']}_{receipt['dataset']['name']}{protocol}_s{receipt['seed']}.json"
     place = Path(folder) / receipt["chapter"] / ("search" if receipt["dataset"]["split"] == "dev" else "")
@@ -182,7 +182,7 @@ def write_receipt(receipt: dict[str, Any], folder: str | Path, evidence: Evidenc
                 path,
                 f"a receipt with other {differing}",
                 "no receipt, or the same one",
-                "Move it away, or name the arm differently.",
+                "Move it away, or name the variant differently.",
             )
     if evidence:
         with atomic(path.with_suffix(".npz")) as temporary, temporary.open("wb") as file:
@@ -209,7 +209,7 @@ def read_receipt(path: str | Path) -> dict[str, Any]:
 def variant_receipts(
     chapter: str, variant: str, dataset: str = "scenes", folder: Path | None = None
 ) -> list[dict[str, Any]]:
-    """The receipts of an arm on the test split, in the order of their seeds; none where there are none.
+    """The receipts of a variant on the test split, in the order of their seeds; none where there are none.
 
     folder: where receipts lie; those of the checkout by default.
     """
@@ -220,7 +220,7 @@ def variant_receipts(
 
 
 def variant_values(chapter: str, variant: str, metric: str = "rsum", dataset: str = "scenes") -> np.ndarray:
-    """(seeds,) one metric of an arm, as its receipts have it."""
+    """(seeds,) one metric of a variant, as its receipts have it."""
     return np.array([receipt["metrics"][metric]["value"] for receipt in variant_receipts(chapter, variant, dataset)])
 
 

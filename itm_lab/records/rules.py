@@ -17,15 +17,15 @@ from itm_lab.paths import Paths
 from itm_utils.errors import input_error
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
-Term = tuple[str, str]  # arm, metric
+Term = tuple[str, str]  # variant, metric
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number a seed: ``plus`` added, ``minus`` taken away, and the largest of ``best`` taken away.
+    """One number per seed: ``plus`` added, ``minus`` taken away, and the largest of ``best`` taken away.
 
     With ``correlated`` it is Pearson's r of the metrics of ``plus`` and ``minus`` over all runs instead, each number less
-    the mean of its seed over the arms.
+    the mean of its seed over the variants.
     """
 
     plus: tuple[Term, ...]
@@ -114,25 +114,25 @@ class RuleBook:
             raise input_error(path, " ".join(str(error).split()), "the book's data") from error
 
     def rules_for(self, chapter: str, variant: str) -> dict[str, str]:
-        """Claim → digest of its rule as it stands now, for every claim that a run of this arm is evidence for."""
+        """Claim → digest of its rule as it stands now, for every claim that a run of this variant is evidence for."""
         asked = [name for name, rule in self.rules.items() if variant in self.variants_of(rule)]
         return {name: rule_digest(self.rules[name]) for name in asked if self.chapter_of(variant) == chapter}
 
     def variants_of(self, rule: Mapping[str, Any]) -> set[str]:
-        """Every arm a rule asks for, on any dataset."""
+        """Every variant a rule asks for, on any dataset."""
         wanted = (comparison for dataset in rule.get("datasets", ()) for comparison in comparisons(rule, dataset))
         return {variant for comparison in wanted for variant, _ in comparison.terms}
 
     def chapter_of(self, variant: str) -> str:
-        """The chapter whose list of arms has this one."""
+        """The chapter whose list of variants has this one."""
         for chapter, names in self.variants.items():
             if variant in names or "{host} " + variant.partition(" ")[2] in names:
                 return chapter
-        raise input_error("rules.yaml", f"the arm {variant}", "one of the arms listed at its top")
+        raise input_error("rules.yaml", f"the variant {variant}", "one of the variants listed at its top")
 
 
 def rules_for(chapter: str, variant: str, paths: Paths | None = None) -> dict[str, str]:
-    """Digests of the rules that a run of this arm is evidence for; none where the package is used without the book."""
+    """Digests of the rules that a run of this variant is evidence for; none where the package is used without the book."""
     paths = paths or Paths.find_or_none()
     if paths is None or not (paths.book_data / "rules.yaml").is_file():
         return {}

@@ -1,8 +1,8 @@
-"""The embedded dataset: a little world of toys, drawn, described and grounded.
+"""Scenes: a Scenes of toys, drawn, described and grounded.
 
 ``scenes_folder()`` is a dataset in the precomputed format (built on first use), ``load_scenes(split)`` what only
-this dataset has: symbolic scenes, pictures, twins; ``oracle_matrix(split)`` which captions are true of which
-pictures.
+this dataset has: symbolic scenes, images, twins; ``oracle_matrix(split)`` which captions are true of which
+images.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from itm_lab.scenes.captions import Caption
-from itm_lab.scenes.dice import Dice
 from itm_lab.scenes.draw import draw, toy_boxes
 from itm_lab.scenes.families import Described, sample_split
 from itm_lab.scenes.features import WEIGHTS, RegionNet, load_net, region_features
+from itm_lab.scenes.portable_random import PortableRandom
 from itm_lab.scenes.proposals import propose
 from itm_lab.scenes.world import CANVAS, Knobs
 from itm_utils.cache import ensure_folder, write_json
@@ -40,11 +40,11 @@ class Recipe:
     knobs: Knobs = field(default_factory=Knobs)
 
     def sizes(self) -> dict[str, int]:
-        """Pictures by split."""
+        """Images by split."""
         sizes = {split: getattr(self, split) for split in SPLITS}
         for split, size in sizes.items():
             if size < 1:
-                raise input_error(f"scenes, split {split}", f"{size} pictures", "at least 1")
+                raise input_error(f"scenes, split {split}", f"{size} images", "at least 1")
         return sizes
 
     def text(self) -> str:
@@ -89,7 +89,7 @@ def write_dataset(folder: Path, recipe: Recipe) -> dict[str, Any]:
 def _write_split(
     folder: Path, split: str, members: list[Described], recipe: Recipe, number: int, net: RegionNet
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One split; returns its pictures (n, 96, 96, 3) uint8 and proposals (n, r, 4) int64."""
+    """One split; returns its images (n, 96, 96, 3) uint8 and proposals (n, r, 4) int64."""
     count, regions = len(members), recipe.knobs.regions
     pictures = np.empty((count, CANVAS, CANVAS, 3), dtype=np.uint8)
     boxes = np.empty((count, regions, 4), dtype=np.int64)
@@ -98,8 +98,8 @@ def _write_split(
     for row, member in enumerate(bar(members, f"scenes: {split}", "picture")):
         pictures[row] = draw(member.scene)
         tight.append(toy_boxes(member.scene))
-        dice = Dice(recipe.seed, number, PROPOSAL_STREAM, row)
-        boxes[row] = propose(dice, tight[row], recipe.knobs)
+        rng = PortableRandom(recipe.seed, number, PROPOSAL_STREAM, row)
+        boxes[row] = propose(rng, tight[row], recipe.knobs)
         if (row + 1) % 50 == 0 or row + 1 == count:
             start = row - row % 50
             features.append(region_features(net, pictures[start : row + 1], boxes[start : row + 1]))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from itm_lab.scenes.dice import Dice
 from itm_lab.scenes.logic import Ask, Claim, holds, is_true
+from itm_lab.scenes.portable_random import PortableRandom
 from itm_lab.scenes.world import Knobs, Scene
 
 NOUNS = {
@@ -52,7 +52,7 @@ PLACE_WORDS = {
     "wall": ("in front of a wall", "by a brick wall"),
     "sky": ("in the sky", "among clouds"),
 }
-OPENINGS = ("", "", "", "there {be} ", "here {be} ", "a picture of ", "we see ")
+OPENINGS = ("", "", "", "there {be} ", "here {be} ", "an image of ", "we see ")
 JOINS = (" and ", " and ", " with ", " beside ")  # none of them claims a position
 
 CAPTIONS = 5
@@ -79,7 +79,7 @@ class Caption:
     claim: Claim
 
 
-def describe(dice: Dice, scene: Scene, twins: Sequence[Scene], knobs: Knobs) -> tuple[Caption, ...] | None:
+def describe(rng: PortableRandom, scene: Scene, twins: Sequence[Scene], knobs: Knobs) -> tuple[Caption, ...] | None:
     """Five different captions, true of the scene and false of every twin; None if they are not found.
 
     The longer it takes, the more the captions say: most need a few tries, those with a subtle twin more.
@@ -87,7 +87,7 @@ def describe(dice: Dice, scene: Scene, twins: Sequence[Scene], knobs: Knobs) -> 
     captions: dict[str, Caption] = {}
     for attempt in range(TRIES):
         care = 100 * max(0, attempt - 10) // TRIES
-        caption = sample_caption(dice, scene, knobs, care)
+        caption = sample_caption(rng, scene, knobs, care)
         if caption and caption.text not in captions and not any(is_true(caption.claim, twin) for twin in twins):
             captions[caption.text] = caption
         if len(captions) == CAPTIONS:
@@ -95,35 +95,35 @@ def describe(dice: Dice, scene: Scene, twins: Sequence[Scene], knobs: Knobs) -> 
     return None
 
 
-def sample_caption(dice: Dice, scene: Scene, knobs: Knobs, care: int = 0) -> Caption | None:
+def sample_caption(rng: PortableRandom, scene: Scene, knobs: Knobs, care: int = 0) -> Caption | None:
     """One caption; ``care`` (percent) raises every chance of saying more.
 
     None if it did not work out: phrases that speak of the same toy, or too many words.
     """
 
     def says(percent: int) -> bool:
-        return dice.chance(percent + (100 - percent) * care // 100)
+        return rng.chance(percent + (100 - percent) * care // 100)
 
     asks: list[Ask] = []
     groups: list[tuple[int, ...]] = []
     for _ in range(3 if says(knobs.third) else 2):
-        ask, toys = _sample_ask(dice, scene, knobs, says)
+        ask, toys = _sample_ask(rng, scene, knobs, says)
         if not any(set(toys) & set(group) for group in groups):
             asks.append(ask)
             groups.append(toys)
     if len(asks) < 2:
         return None
-    relation = _sample_relation(dice, scene, groups) if says(knobs.relation) else None
+    relation = _sample_relation(rng, scene, groups) if says(knobs.relation) else None
     place = scene.place if says(knobs.place) else None
-    caption = _write(dice, Claim(tuple(asks), relation, place), groups)
+    caption = _write(rng, Claim(tuple(asks), relation, place), groups)
     return caption if len(caption.text.split()) <= knobs.words else None
 
 
-def _sample_ask(dice: Dice, scene: Scene, knobs: Knobs, says) -> tuple[Ask, tuple[int, ...]]:
+def _sample_ask(rng: PortableRandom, scene: Scene, knobs: Knobs, says) -> tuple[Ask, tuple[int, ...]]:
     """What to say of a random toy, and all the toys of which that is true."""
-    toy = dice.pick(scene.toys)
+    toy = rng.pick(scene.toys)
     ask = Ask(
-        shape=None if dice.chance(knobs.toy) else toy.shape,
+        shape=None if rng.chance(knobs.toy) else toy.shape,
         colour=toy.colour if says(knobs.colour) else None,
         pattern=toy.pattern if says(knobs.pattern if toy.pattern != "plain" else knobs.pattern // 4) else None,
         size=toy.size if toy.size != "medium" and says(knobs.size) else None,
@@ -133,37 +133,37 @@ def _sample_ask(dice: Dice, scene: Scene, knobs: Knobs, says) -> tuple[Ask, tupl
     if number == 1:
         exact = says(10)
     else:
-        exact = not dice.chance(12)
+        exact = not rng.chance(12)
         number = number if exact else 2
     return Ask(*ask.words, number=number, exact=exact), toys
 
 
-def _sample_relation(dice: Dice, scene: Scene, groups: list[tuple[int, ...]]) -> str | None:
+def _sample_relation(rng: PortableRandom, scene: Scene, groups: list[tuple[int, ...]]) -> str | None:
     """A relation that holds between the first two groups, if there is one."""
     ours, theirs = ([scene.toys[k] for k in group] for group in groups[:2])
     true = [relation for relation in RELATION_WORDS if holds(relation, ours, theirs)]
-    return dice.pick(true) if true else None
+    return rng.pick(true) if true else None
 
 
 # -- words -----------------------------------------------------------------------------------------------------
 
 
-def _write(dice: Dice, claim: Claim, groups: list[tuple[int, ...]]) -> Caption:
+def _write(rng: PortableRandom, claim: Claim, groups: list[tuple[int, ...]]) -> Caption:
     """The sentence, built from left to right so that every span is known."""
-    texts = [noun_phrase(dice, ask, len(toys)) for ask, toys in zip(claim.asks, groups, strict=True)]
-    place = dice.pick(PLACE_WORDS[claim.place]) if claim.place else ""
-    place_first = bool(place) and dice.chance(30)
+    texts = [noun_phrase(rng, ask, len(toys)) for ask, toys in zip(claim.asks, groups, strict=True)]
+    place = rng.pick(PLACE_WORDS[claim.place]) if claim.place else ""
+    place_first = bool(place) and rng.chance(30)
     be = "is" if len(groups[0]) == 1 else "are"
     text = f"{place}, " if place_first else ""
     if claim.relation is None:
-        text += dice.pick(OPENINGS).format(be=be)
+        text += rng.pick(OPENINGS).format(be=be)
     phrases = []
     for k, (phrase, ask, toys) in enumerate(zip(texts, claim.asks, groups, strict=True)):
         if k == 1 and claim.relation is not None:
-            verb = f" {be} " if dice.chance(40) else " "
-            text += verb + dice.pick(RELATION_WORDS[claim.relation]) + " "
+            verb = f" {be} " if rng.chance(40) else " "
+            text += verb + rng.pick(RELATION_WORDS[claim.relation]) + " "
         elif k == 1:
-            text += ", " if len(texts) == 3 else dice.pick(JOINS)
+            text += ", " if len(texts) == 3 else rng.pick(JOINS)
         elif k == 2:
             text += ", and " if claim.relation is not None else " and "
         phrases.append(Phrase(phrase, len(text), len(text) + len(phrase), toys, ask))
@@ -173,18 +173,18 @@ def _write(dice: Dice, claim: Claim, groups: list[tuple[int, ...]]) -> Caption:
     return Caption(text, tuple(phrases), claim)
 
 
-def noun_phrase(dice: Dice, ask: Ask, count: int) -> str:
+def noun_phrase(rng: PortableRandom, ask: Ask, count: int) -> str:
     """For example "two big striped red fish" or "a yellow mug with dots"."""
-    noun = dice.pick(NOUNS[ask.shape])[count > 1]
+    noun = rng.pick(NOUNS[ask.shape])[count > 1]
     words, tail = [], ""
     if ask.size:
-        words.append(dice.pick(SIZE_WORDS[ask.size]))
-    if ask.pattern in PATTERN_TAILS and dice.chance(30):
+        words.append(rng.pick(SIZE_WORDS[ask.size]))
+    if ask.pattern in PATTERN_TAILS and rng.chance(30):
         tail = f" {PATTERN_TAILS[ask.pattern]}"
     elif ask.pattern:
-        words.append(dice.pick(PATTERN_WORDS[ask.pattern]))
+        words.append(rng.pick(PATTERN_WORDS[ask.pattern]))
     if ask.colour:
-        words.append(dice.pick(COLOUR_WORDS.get(ask.colour, (ask.colour,))))
+        words.append(rng.pick(COLOUR_WORDS.get(ask.colour, (ask.colour,))))
     words.append(noun)
     return f"{_quantity(ask, words[0])} {' '.join(words)}{tail}"
 

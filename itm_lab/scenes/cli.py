@@ -1,4 +1,4 @@
-"""``itm scenes``: build the embedded dataset, look at it, and make its frozen networks again."""
+"""``itm scenes``: build Scenes, look at it, and make its frozen networks again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from itm_utils.errors import input_error
 
-app = typer.Typer(no_args_is_help=True, help="The embedded dataset.")
+app = typer.Typer(no_args_is_help=True, help="Scenes.")
 
 
 @app.command()
@@ -28,17 +28,17 @@ def build() -> None:
 
 @app.command()
 def show(
-    number: Annotated[int, typer.Argument(help="Which picture of the split.")] = 0,
+    number: Annotated[int, typer.Argument(help="Which image of the split.")] = 0,
     split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
     out: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("scene.png"),
 ) -> None:
-    """Draw a picture with its family, boxes and captions, and print which captions fit which picture."""
+    """Draw an image with its family, boxes and captions, and print which captions fit which image."""
     from itm_lab.scenes.load import load_scenes
     from itm_lab.scenes.show import family_figure, family_of, family_text
 
     data = load_scenes(split)
     if not 0 <= number < len(data.scenes):
-        raise input_error("itm scenes show", f"picture {number}", f"0 to {len(data.scenes) - 1} in split {split}")
+        raise input_error("itm scenes show", f"image {number}", f"0 to {len(data.scenes) - 1} in split {split}")
     members = family_of(data, number)
     typer.echo(family_text(data, members))
     family_figure(data, members).savefig(out)

@@ -1,6 +1,6 @@
 """From a scene to pixels: a place, then the toys with shadow, pattern, shading and outline, then light and noise.
 
-``draw(scene)`` gives the 96 x 96 picture of the dataset; ``draw(scene, scale=5)`` the same scene with more
+``draw(scene)`` gives the 96 x 96 image of the dataset; ``draw(scene, scale=5)`` the same scene with more
 pixels, for the eye. Arithmetic is kept to operations that are exact everywhere (see ``shapes.py``); sines
 come from a table of rounded integers.
 """
@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from itm_lab.scenes.dice import Dice
+from itm_lab.scenes.portable_random import PortableRandom
 from itm_lab.scenes.shapes import OUTLINES, inner, parts
 from itm_lab.scenes.world import CANVAS, UNIT, Scene, Toy
 
@@ -34,15 +34,15 @@ def sine(degrees: Array | int) -> Array:
 
 def draw(scene: Scene, scale: int = 1) -> Array:
     """(96 * scale, 96 * scale, 3) uint8."""
-    dice = Dice(scene.look)
+    rng = PortableRandom(scene.look)
     size = CANVAS * scale
-    canvas = paint_place(scene.place, dice, size, scale)
+    canvas = paint_place(scene.place, rng, size, scale)
     for toy in scene.toys:
         _paint_toy(canvas, toy, scale)
     brightness, red, blue = scene.light
     canvas *= np.array([brightness * red, brightness * 100, brightness * blue]) / 10_000.0
     if scale == 1:  # a camera's grain; large drawings are for people
-        grain = dice.grid(3, size, size, 3)  # three dice a pixel: nearly a bell curve
+        grain = rng.grid(3, size, size, 3)  # three draws per pixel: nearly a bell curve
         canvas += (grain[0] + grain[1] + grain[2] - 1.5) * 18.0
     return np.floor(np.clip(canvas, 0.0, 255.0) + 0.5).astype(np.uint8)
 
@@ -179,14 +179,14 @@ def _upright(toy: Toy, x: Array) -> Array:
 # -- places ----------------------------------------------------------------------------------------------------
 
 
-def paint_place(place: str, dice: Dice, size: int, scale: int) -> Array:
+def paint_place(place: str, rng: PortableRandom, size: int, scale: int) -> Array:
     """(size, size, 3) float64 background."""
-    return PLACE_PAINTERS[place](dice, size, scale)
+    return PLACE_PAINTERS[place](rng, size, scale)
 
 
-def clouds(dice: Dice, size: int, rows: int, columns: int) -> Array:
+def clouds(rng: PortableRandom, size: int, rows: int, columns: int) -> Array:
     """(size, size) smooth random field in [0, 1): a coarse lattice, blended with a cubic."""
-    lattice = dice.grid(rows + 2, columns + 2)
+    lattice = rng.grid(rows + 2, columns + 2)
     return _stretch(_stretch(lattice, size, rows).T, size, columns).T
 
 
@@ -205,56 +205,56 @@ def _blend(bottom: tuple[int, ...], top: tuple[int, ...], amount: Array) -> Arra
     return low + (high - low) * amount[..., None]
 
 
-def _grass(dice: Dice, size: int, scale: int) -> Array:
-    meadow = 0.6 * clouds(dice, size, 5, 5) + 0.4 * clouds(dice, size, 12, 48)
+def _grass(rng: PortableRandom, size: int, scale: int) -> Array:
+    meadow = 0.6 * clouds(rng, size, 5, 5) + 0.4 * clouds(rng, size, 12, 48)
     canvas = _blend((104, 152, 78), (158, 196, 106), meadow)
     for _ in range(14):  # daisies
-        row, column = dice.below(CANVAS) * scale, dice.below(CANVAS) * scale
+        row, column = rng.below(CANVAS) * scale, rng.below(CANVAS) * scale
         canvas[row : row + scale, column : column + scale] = (240, 240, 214)
     return canvas
 
 
-def _sea(dice: Dice, size: int, scale: int) -> Array:
+def _sea(rng: PortableRandom, size: int, scale: int) -> Array:
     rows = np.arange(size)[:, None] / scale
     columns = np.arange(size)[None, :] / scale
-    sway = 2.4 * sine(columns * 9.0 + dice.below(360)) + 3.0 * clouds(dice, size, 3, 3)
+    sway = 2.4 * sine(columns * 9.0 + rng.below(360)) + 3.0 * clouds(rng, size, 3, 3)
     crest = np.clip(1.0 - abs(_sawtooth((rows + sway) / 11.0) * 11.0) / 1.6, 0.0, 1.0)
-    depth = 0.5 * rows / CANVAS + 0.5 * clouds(dice, size, 4, 4)
+    depth = 0.5 * rows / CANVAS + 0.5 * clouds(rng, size, 4, 4)
     return _blend((118, 190, 206), (58, 136, 172), depth) + 34.0 * crest[..., None]
 
 
-def _night(dice: Dice, size: int, scale: int) -> Array:
+def _night(rng: PortableRandom, size: int, scale: int) -> Array:
     rows = np.arange(size)[:, None] / size
-    glow = np.clip(0.7 * rows + 0.5 * clouds(dice, size, 4, 4) - 0.1, 0.0, 1.0)
+    glow = np.clip(0.7 * rows + 0.5 * clouds(rng, size, 4, 4) - 0.1, 0.0, 1.0)
     canvas = _blend((22, 24, 58), (78, 66, 122), glow)
     for _ in range(30):  # far stars
-        row, column, light = dice.below(CANVAS) * scale, dice.below(CANVAS) * scale, dice.between(40, 130)
+        row, column, light = rng.below(CANVAS) * scale, rng.below(CANVAS) * scale, rng.between(40, 130)
         canvas[row : row + max(1, scale // 2), column : column + max(1, scale // 2)] += light
     return canvas
 
 
-def _sand(dice: Dice, size: int, scale: int) -> Array:
+def _sand(rng: PortableRandom, size: int, scale: int) -> Array:
     rows = np.arange(size)[:, None] / scale
     columns = np.arange(size)[None, :] / scale
-    drift = columns * 0.22 + 9.0 * clouds(dice, size, 3, 3)
+    drift = columns * 0.22 + 9.0 * clouds(rng, size, 3, 3)
     ripple = _sawtooth((rows + drift) / 9.0)
-    grains = clouds(dice, size, 48, 48)
+    grains = clouds(rng, size, 48, 48)
     return _blend((206, 178, 130), (238, 216, 170), 0.9 * ripple + 0.55 * grains)
 
 
-def _wall(dice: Dice, size: int, scale: int) -> Array:
-    row = np.arange(size)[:, None] // scale + dice.below(12)
+def _wall(rng: PortableRandom, size: int, scale: int) -> Array:
+    row = np.arange(size)[:, None] // scale + rng.below(12)
     course = row // 12
-    column = np.arange(size)[None, :] // scale + 12 * (course % 2) + dice.below(24)
-    tones = dice.grid(10, 8)[course % 10, (column // 24) % 8]
-    bricks = _blend((158, 96, 78), (192, 128, 102), 0.7 * tones + 0.3 * clouds(dice, size, 24, 24))
+    column = np.arange(size)[None, :] // scale + 12 * (course % 2) + rng.below(24)
+    tones = rng.grid(10, 8)[course % 10, (column // 24) % 8]
+    bricks = _blend((158, 96, 78), (192, 128, 102), 0.7 * tones + 0.3 * clouds(rng, size, 24, 24))
     mortar = ((row % 12) < 1) | ((column % 24) < 1)
     return np.where(mortar[..., None], np.array([206.0, 192.0, 178.0]), bricks)
 
 
-def _sky(dice: Dice, size: int, scale: int) -> Array:
+def _sky(rng: PortableRandom, size: int, scale: int) -> Array:
     rows = np.arange(size)[:, None] / size
-    fluff = 0.65 * clouds(dice, size, 4, 3) + 0.35 * clouds(dice, size, 10, 7)
+    fluff = 0.65 * clouds(rng, size, 4, 3) + 0.35 * clouds(rng, size, 10, 7)
     canvas = _blend((142, 190, 232), (206, 228, 242), rows * np.ones((1, size)))
     white = np.clip((fluff - 0.52) * 5.0, 0.0, 1.0)[..., None]
     return canvas * (1.0 - 0.8 * white) + 250.0 * 0.8 * white

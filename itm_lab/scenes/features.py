@@ -1,7 +1,7 @@
 """Frozen region features, computed from pixels: the papers' bottom-up detector in miniature.
 
 A small convolutional network looks at the 24 x 24 crop of a box, and at the box's width and height. It was
-trained on separately drawn pictures to name shape, colour, pattern, size and place; its last hidden layer is
+trained on separately drawn images to name shape, colour, pattern, size and place; its last hidden layer is
 the feature. It knows how large a box is but not where: positions are in the boxes file.
 
 Make the shipped weights again with ``itm scenes train-regions`` (some minutes on one core).
@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from itm_lab.scenes.dice import Dice
 from itm_lab.scenes.draw import draw, toy_boxes
+from itm_lab.scenes.portable_random import PortableRandom
 from itm_lab.scenes.proposals import propose
 from itm_lab.scenes.world import ATTRIBUTES, CANVAS, PLACES, Knobs, sample_scene
 from itm_utils.boxes import iou
@@ -64,7 +64,7 @@ class Namer(nn.Module):
 
 
 def cut(pictures: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Crops (i * r, 3, 24, 24) in [0, 1] and sizes (i * r, 2) of uint8 pictures (i, 96, 96, 3), boxes (i, r, 4)."""
+    """Crops (i * r, 3, 24, 24) in [0, 1] and sizes (i * r, 2) of uint8 images (i, 96, 96, 3), boxes (i, r, 4)."""
     images, regions = boxes.shape[:2]
     boxes = boxes.float()
     steps = (torch.arange(CROP) + 0.5) / CROP
@@ -92,7 +92,7 @@ def load_net(path: Path = WEIGHTS) -> RegionNet:
 
 @torch.no_grad()
 def region_features(net: RegionNet, pictures: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """(i, r, 128) float32 features of pictures (i, 96, 96, 3) uint8 at boxes (i, r, 4)."""
+    """(i, r, 128) float32 features of images (i, 96, 96, 3) uint8 at boxes (i, r, 4)."""
     crops, sizes = cut(torch.from_numpy(np.array(pictures)), torch.from_numpy(np.array(boxes)))
     return net(crops, sizes).reshape(*boxes.shape[:2], WIDTH).numpy()
 
@@ -105,10 +105,10 @@ def sample_crops(scenes: int, seed: int = NET_SEED) -> tuple[Tensor, Tensor, dic
     knobs = Knobs()
     crops, sizes, labels = [], [], {name: [] for name in (*ATTRIBUTES, "place")}
     for number in bar(range(scenes), "drawing crops", "scene"):
-        dice = Dice(seed, number)
-        scene = sample_scene(dice, knobs)
+        rng = PortableRandom(seed, number)
+        scene = sample_scene(rng, knobs)
         toys = toy_boxes(scene)
-        boxes = propose(dice, toys, knobs)
+        boxes = propose(rng, toys, knobs)
         crop, size = cut(torch.from_numpy(draw(scene))[None], torch.from_numpy(boxes)[None])
         crops.append((crop * 255.0).round().to(torch.uint8))
         sizes.append(size)

@@ -1,4 +1,4 @@
-"""Read what only the little world has: the symbolic scenes, the pictures, the claims and the oracle."""
+"""Read what only Scenes has: the symbolic scenes, the images, the claims and the oracle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from itm_utils.errors import input_error
 class SceneSplit:
     """One split: n scenes, 5 n captions.
 
-    pictures: (n, 96, 96, 3) uint8, memory-mapped. boxes: tight boxes of each scene's toys, (toys, 4) each.
+    images: (n, 96, 96, 3) uint8, memory-mapped. boxes: tight boxes of each scene's toys, (toys, 4) each.
     twins: for each scene the scenes that its captions must not fit. owner: (5 n,) scene of each caption.
     """
 
@@ -76,5 +76,5 @@ def _oracle(folder: Path, split: str, recipe: Recipe | None) -> np.ndarray:
 
 
 def oracle_matrix(split: str, recipe: Recipe | None = None) -> np.ndarray:
-    """(n_images, n_captions) bool: which captions are true of which pictures. Read-only."""
+    """(n_images, n_captions) bool: which captions are true of which images. Read-only."""
     return _oracle(scenes_folder(recipe), split, recipe)

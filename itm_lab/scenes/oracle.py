@@ -69,7 +69,7 @@ def ceiling(truth: Array, owner: Array, ks: Sequence[int] = (1, 5, 10)) -> dict[
     truth: (i, c) bool; owner: (c,) the image each caption was written for. True candidates come first, in
     random order: the expectation over that order is taken exactly.
     """
-    fits = truth.sum(axis=0)  # pictures a caption is true of
+    fits = truth.sum(axis=0)  # images a caption is true of
     result = {f"t2i_r{k}": 100.0 * float(np.mean(np.minimum(1.0, k / fits))) for k in ks}
     true_captions = truth.sum(axis=1)
     own = np.bincount(owner, minlength=len(truth))  # its own captions, all of them true

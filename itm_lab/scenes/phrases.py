@@ -10,7 +10,7 @@ from itm_utils.data.phrases import Grounding, Phrase
 
 
 def scenes_grounding(name: str, recipe: Recipe | None = None) -> Grounding:
-    """Every noun phrase of a split of the embedded dataset with the tight boxes of its toys."""
+    """Every noun phrase of a split of Scenes with the tight boxes of its toys."""
     data = load_scenes(name, recipe)
     phrases = [
         [Phrase(p.start, p.end, data.boxes[scene][list(p.toys)].astype(np.float64)) for p in caption.phrases]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from itm_lab.scenes.dice import Dice
+from itm_lab.scenes.portable_random import PortableRandom
 from itm_lab.scenes.world import CANVAS, Knobs
 
 Box = tuple[int, int, int, int]
@@ -16,40 +16,40 @@ JUNK = {"sloppy": 30, "partial": 22, "union": 16, "background": 28, "whole": 4}
 SMALLEST = 6  # pixels, width and height
 
 
-def propose(dice: Dice, toys: np.ndarray, knobs: Knobs) -> np.ndarray:
-    """(regions, 4) int64 proposals for a picture whose toys have the tight boxes ``toys`` (n, 4)."""
+def propose(rng: PortableRandom, toys: np.ndarray, knobs: Knobs) -> np.ndarray:
+    """(regions, 4) int64 proposals for an image whose toys have the tight boxes ``toys`` (n, 4)."""
     found = [tuple(int(v) for v in box) for box in toys]
-    boxes = [_jitter(dice, box, 11) for box in found if not dice.chance(knobs.missed)]
+    boxes = [_jitter(rng, box, 11) for box in found if not rng.chance(knobs.missed)]
     boxes = boxes[: knobs.regions]
     while len(boxes) < knobs.regions:
-        junk = _junk(dice, dice.weighted(JUNK), found)
+        junk = _junk(rng, rng.weighted(JUNK), found)
         if junk is not None:
             boxes.append(junk)
-    return np.array(dice.shuffled(boxes), dtype=np.int64)
+    return np.array(rng.shuffled(boxes), dtype=np.int64)
 
 
-def _junk(dice: Dice, kind: str, toys: list[Box]) -> Box | None:
+def _junk(rng: PortableRandom, kind: str, toys: list[Box]) -> Box | None:
     """One box of little use; None when there was no room for it."""
-    box = dice.pick(toys)
+    box = rng.pick(toys)
     if kind == "sloppy":
-        return _jitter(dice, box, 28)
+        return _jitter(rng, box, 28)
     if kind == "partial":
-        return _part(dice, box)
+        return _part(rng, box)
     if kind == "union":
-        other = dice.pick(toys)
+        other = rng.pick(toys)
         joined = (min(box[0], other[0]), min(box[1], other[1]), max(box[2], other[2]), max(box[3], other[3]))
-        return _jitter(dice, joined, 8) if other != box else None
+        return _jitter(rng, joined, 8) if other != box else None
     if kind == "background":
-        return _background(dice, toys)
-    return _jitter(dice, (0, 0, CANVAS, CANVAS), 15)
+        return _background(rng, toys)
+    return _jitter(rng, (0, 0, CANVAS, CANVAS), 15)
 
 
-def _jitter(dice: Dice, box: Box, percent: int) -> Box:
+def _jitter(rng: PortableRandom, box: Box, percent: int) -> Box:
     """Move each side by at most ``percent`` of the box's width or height."""
     width, height = box[2] - box[0], box[3] - box[1]
     reach = (width, height, width, height)
     # Tenths of a percent, so that small boxes are not all moved by the same few pixels.
-    moved = [side + _share(dice.between(-10 * percent, 10 * percent) * r) for side, r in zip(box, reach, strict=True)]
+    moved = [side + _share(rng.between(-10 * percent, 10 * percent) * r) for side, r in zip(box, reach, strict=True)]
     return _clip(*moved)
 
 
@@ -58,11 +58,11 @@ def _share(thousandths: int) -> int:
     return (2 * thousandths + 1000) // 2000
 
 
-def _part(dice: Dice, box: Box) -> Box:
+def _part(rng: PortableRandom, box: Box) -> Box:
     """About half of a toy: left, right, upper or lower."""
     x1, y1, x2, y2 = box
-    width, height = (x2 - x1) * dice.between(40, 60) // 100, (y2 - y1) * dice.between(40, 60) // 100
-    return dice.pick(
+    width, height = (x2 - x1) * rng.between(40, 60) // 100, (y2 - y1) * rng.between(40, 60) // 100
+    return rng.pick(
         [
             _clip(x1, y1, x1 + width, y2),
             _clip(x2 - width, y1, x2, y2),
@@ -72,11 +72,11 @@ def _part(dice: Dice, box: Box) -> Box:
     )
 
 
-def _background(dice: Dice, toys: list[Box]) -> Box | None:
+def _background(rng: PortableRandom, toys: list[Box]) -> Box | None:
     """A box with (nearly) no toy in it."""
     for _ in range(12):
-        width, height = dice.between(10, 36), dice.between(10, 36)
-        x, y = dice.below(CANVAS - width), dice.below(CANVAS - height)
+        width, height = rng.between(10, 36), rng.between(10, 36)
+        x, y = rng.below(CANVAS - width), rng.below(CANVAS - height)
         box = (x, y, x + width, y + height)
         if all(20 * overlap(box, toy) <= area(box) for toy in toys):
             return box

@@ -1,4 +1,4 @@
-"""Pictures of the little world for people: families, groundings and proposals."""
+"""Images of Scenes for people: families, groundings and proposals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from itm_lab.scenes.logic import is_true
 from itm_lab.scenes.world import CANVAS
 from itm_utils.figures import INK, PAPER
 
-SCALE = 5  # drawn with more pixels for the eye; boxes keep the coordinates of the 96 x 96 picture
+SCALE = 5  # drawn with more pixels for the eye; boxes keep the coordinates of the 96 x 96 image
 GREY = "#8a8a92"
 DPI = 180
 PHRASE_COLOURS = ("#d55e00", "#0072b2", "#009e73")  # safe for colour-blind readers, legible on the paper
@@ -33,13 +33,13 @@ ROLE_NAMES = {
 
 
 def family_of(data: SceneSplit, number: int) -> list[int]:
-    """The picture first, then the rest of its family."""
+    """The image first, then the rest of its family."""
     family = data.scenes[number].family
     return [number, *(k for k, s in enumerate(data.scenes) if s.family == family and k != number)]
 
 
 def family_text(data: SceneSplit, members: list[int]) -> str:
-    """Every caption of a family with a mark for each picture it is true of."""
+    """Every caption of a family with a mark for each image it is true of."""
     lines = [f"{number}. {data.name} {k}: {ROLE_NAMES[data.scenes[k].role]}" for number, k in enumerate(members, 1)]
     lines.append("")
     for number, k in enumerate(members, 1):
@@ -50,12 +50,12 @@ def family_text(data: SceneSplit, members: list[int]) -> str:
 
 
 def captions_of(data: SceneSplit, number: int) -> list[Caption]:
-    """The five captions of a picture."""
+    """The five captions of an image."""
     return [data.captions[c] for c in np.flatnonzero(data.owner == number)]
 
 
 def family_figure(data: SceneSplit, members: list[int], captions: int = 1) -> Figure:
-    """The family side by side; below, captions of each with the pictures they fit."""
+    """The family side by side; below, captions of each with the images they fit."""
     columns, side, line = len(members), 1.62, 0.27  # inches
     width, height = max(8.1, side * columns), side + 0.72 + line * captions * columns  # room for a long caption
     figure = new_figure(width, height)
@@ -94,7 +94,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def show_picture(axes, data: SceneSplit, number: int, raw: bool = False) -> None:
-    """One picture: drawn large, or (``raw``) the very pixels of the dataset."""
+    """One image: drawn large, or (``raw``) the very pixels of the dataset."""
     pixels = data.pictures[number] if raw else draw(data.scenes[number], SCALE)
     axes.imshow(pixels, extent=(0, CANVAS, CANVAS, 0), interpolation="nearest" if raw else "antialiased")
     axes.set(xticks=[], yticks=[])
@@ -134,7 +134,7 @@ def _text_width(figure: Figure, text: str, **style) -> float:
 
 
 def grounding_figure(data: SceneSplit, number: int, proposals: np.ndarray, caption: int = 0) -> Figure:
-    """Three views of a picture: one caption's phrases and boxes, the proposals, and the pixels as they are."""
+    """Three views of an image: one caption's phrases and boxes, the proposals, and the pixels as they are."""
     chosen = captions_of(data, number)[caption]
     figure = new_figure(8.1, 3.25)
     views = [figure.add_axes([0.012 + k * 0.332, 0.125, 0.312, 0.79]) for k in range(3)]

@@ -1,6 +1,6 @@
-"""What there is in the little world: toys with a shape, a colour, a pattern and a size, in a place.
+"""What there is in Scenes: toys with a shape, a colour, a pattern and a size, in a place.
 
-A scene is a list of integers and words, nothing else: the same scene gives the same picture, captions and
+A scene is a list of integers and words, nothing else: the same scene gives the same image, captions and
 boxes everywhere. Toys that agree in all four attributes form a group ("two big striped red fish").
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from itm_lab.scenes.dice import Dice
+from itm_lab.scenes.portable_random import PortableRandom
 
 CANVAS = 96  # pixels, width and height
 UNIT = 4  # positions and radii are kept in quarter pixels, so that they stay integers
@@ -34,7 +34,7 @@ SIZES = ("small", "medium", "big")
 PLACES = ("grass", "sea", "night", "sand", "wall", "sky")
 ATTRIBUTES = {"shape": SHAPES, "colour": COLOURS, "pattern": PATTERNS, "size": SIZES}
 
-# Radii in quarter pixels. The gaps between the classes keep "big" and "small" a matter of seeing, not of luck.
+# Radii in quarter pixels. The gaps between the classes keep "big" and "small" a matter of seeing, not of chance.
 RADII = {"small": (25, 30), "medium": (39, 45), "big": (57, 66)}
 # How often each kind of edit is tried; some are possible less often than others.
 EDIT_KINDS = {"colour": 18, "pattern": 12, "size": 16, "shape": 12, "binding": 24, "count": 14, "swap": 10}
@@ -64,7 +64,7 @@ class Toy:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture before it is drawn. Later toys lie in front of earlier ones.
+    """An image before it is drawn. Later toys lie in front of earlier ones.
 
     light: percent of brightness and of the red and blue channels. look: seed of textures and noise.
     family: number of its family in the split. role: base, retake, alone, or the name of an edit.
@@ -97,7 +97,7 @@ class Knobs:
 
     family: int = 70  # base scenes that get a family
     edits: int = 2  # near-duplicates of a family: one attribute, binding, place or count changed
-    retakes: int = 2  # other pictures of the base scene's toys: most of its captions are true of them too
+    retakes: int = 2  # other images of the base scene's toys: most of its captions are true of them too
     echo: int = 55  # a new group shares its shape or colour with an earlier one
     colour: int = 55  # captions that mention it, a phrase
     pattern: int = 25
@@ -107,49 +107,49 @@ class Knobs:
     place: int = 10
     words: int = 16  # longest caption (a number)
     third: int = 30  # captions with three phrases instead of two
-    regions: int = 16  # proposals a picture (a number)
+    regions: int = 16  # proposals an image (a number)
     missed: int = 6  # toys without a proposal of their own
 
 
-def sample_scene(dice: Dice, knobs: Knobs) -> Scene:
+def sample_scene(rng: PortableRandom, knobs: Knobs) -> Scene:
     """A fresh scene of three to seven toys in two to four groups."""
     toys: list[Toy] = []
     groups: list[Toy] = []
-    while len(toys) < 3 or len(groups) < 2 or (len(groups) < 4 and len(toys) < 6 and dice.chance(60)):
-        group = sample_group(dice, groups, knobs)
-        count = min(dice.weighted({1: 55, 2: 30, 3: 15}), 7 - len(toys))
+    while len(toys) < 3 or len(groups) < 2 or (len(groups) < 4 and len(toys) < 6 and rng.chance(60)):
+        group = sample_group(rng, groups, knobs)
+        count = min(rng.weighted({1: 55, 2: 30, 3: 15}), 7 - len(toys))
         groups.append(group)
         toys += [group] * count
-    return arrange(dice, Scene(tuple(toys), dice.pick(PLACES)))
+    return arrange(rng, Scene(tuple(toys), rng.pick(PLACES)))
 
 
-def sample_group(dice: Dice, groups: list[Toy], knobs: Knobs) -> Toy:
+def sample_group(rng: PortableRandom, groups: list[Toy], knobs: Knobs) -> Toy:
     """A kind of toy that is not there yet; often it echoes the shape or colour of one that is."""
     while True:
-        toy = Toy(*(dice.pick(values) for values in ATTRIBUTES.values()))
-        if dice.chance(40):
+        toy = Toy(*(rng.pick(values) for values in ATTRIBUTES.values()))
+        if rng.chance(40):
             toy = replace(toy, pattern="plain")
-        if groups and dice.chance(knobs.echo):
-            attribute = dice.pick(("shape", "colour"))
-            toy = replace(toy, **{attribute: getattr(dice.pick(groups), attribute)})
+        if groups and rng.chance(knobs.echo):
+            attribute = rng.pick(("shape", "colour"))
+            toy = replace(toy, **{attribute: getattr(rng.pick(groups), attribute)})
         if toy.kind not in {other.kind for other in groups}:
             return toy
 
 
-def arrange(dice: Dice, scene: Scene) -> Scene:
+def arrange(rng: PortableRandom, scene: Scene) -> Scene:
     """The same toys at new positions, in new light: a fresh photograph of them."""
-    toys = [_pose(dice, toy) for toy in dice.shuffled(scene.toys)]
+    toys = [_pose(rng, toy) for toy in rng.shuffled(scene.toys)]
     while True:
-        placed = _place_all(dice, toys)
+        placed = _place_all(rng, toys)
         if placed:
-            return relight(dice, replace(scene, toys=tuple(placed)))
+            return relight(rng, replace(scene, toys=tuple(placed)))
 
 
-def relight(dice: Dice, scene: Scene) -> Scene:
+def relight(rng: PortableRandom, scene: Scene) -> Scene:
     """New light, texture, noise and tints; nothing that a caption speaks of."""
-    light = (dice.between(82, 112), dice.between(91, 109), dice.between(91, 109))
-    toys = tuple(replace(toy, tint=_tint(dice)) for toy in scene.toys)
-    return replace(scene, toys=toys, light=light, look=dice.below(2**31))
+    light = (rng.between(82, 112), rng.between(91, 109), rng.between(91, 109))
+    toys = tuple(replace(toy, tint=_tint(rng)) for toy in scene.toys)
+    return replace(scene, toys=toys, light=light, look=rng.below(2**31))
 
 
 def fits(toys: tuple[Toy, ...] | list[Toy]) -> bool:
@@ -158,26 +158,26 @@ def fits(toys: tuple[Toy, ...] | list[Toy]) -> bool:
     return inside and all(_apart(a, b) for k, a in enumerate(toys) for b in toys[:k])
 
 
-def resize(dice: Dice, toy: Toy) -> Toy:
+def resize(rng: PortableRandom, toy: Toy) -> Toy:
     """A radius drawn anew for the toy's size class."""
-    return replace(toy, radius=dice.between(*RADII[toy.size]))
+    return replace(toy, radius=rng.between(*RADII[toy.size]))
 
 
-def _pose(dice: Dice, toy: Toy) -> Toy:
-    return replace(resize(dice, toy), turn=dice.between(*TURNS), flip=dice.chance(50))
+def _pose(rng: PortableRandom, toy: Toy) -> Toy:
+    return replace(resize(rng, toy), turn=rng.between(*TURNS), flip=rng.chance(50))
 
 
-def _tint(dice: Dice) -> tuple[int, int, int]:
-    return (dice.between(-22, 22), dice.between(-22, 22), dice.between(-22, 22))
+def _tint(rng: PortableRandom) -> tuple[int, int, int]:
+    return (rng.between(-22, 22), rng.between(-22, 22), rng.between(-22, 22))
 
 
-def _place_all(dice: Dice, toys: list[Toy]) -> list[Toy] | None:
+def _place_all(rng: PortableRandom, toys: list[Toy]) -> list[Toy] | None:
     """Drop the toys one after the other; None when one finds no room in 60 tries."""
     placed: list[Toy] = []
     for toy in toys:
         low, high = toy.radius, CANVAS * UNIT - toy.radius
         for _ in range(60):
-            tried = replace(toy, x=dice.between(low, high), y=dice.between(low, high))
+            tried = replace(toy, x=rng.between(low, high), y=rng.between(low, high))
             if all(_apart(tried, other) for other in placed):
                 placed.append(tried)
                 break

@@ -1,39 +1,20 @@
-"""Which boxes a phrase names: one form of ground truth for the embedded scenes and for Flickr30K Entities.
+"""Phrases with the boxes they name: one form of ground truth for Scenes and for Flickr30K Entities.
 
-A phrase is a span of characters in a caption *as the model reads it*, with the boxes of what it names in the pixels of
-the split's own boxes. Tokens find their phrase by the characters they cover, so that words and word pieces are
+A phrase is a character span of a caption *as the model is given it*, with the boxes of what it names in the pixels of
+the split's own boxes. Tokens are assigned to phrases by the characters they cover, so that words and word pieces are
 treated alike.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Self
-from xml.etree import ElementTree
 
 import numpy as np
 from torch import Tensor
 
-from itm_utils.data.precomp import PrecompSplit
-from itm_utils.errors import input_error
-from itm_utils.files import check_file, read_text
-from itm_utils.progress import bar
-
-# What a reader of Flickr30K Entities leaves out or, in the last case, finds odd; ``Grounding.skipped`` counts it.
-UNLIKE = "captions unlike every sentence of their picture"
-BROKEN = "captions whose sentence has brackets that do not match"
-NOT_VISUAL = "phrases that name nothing visible (EN#0)"
-NO_LETTERS = "phrases without a letter or digit"
-BEYOND = "boxes that leave their picture by more than a pixel (kept as they are)"
-
 NOT_A_PHRASE = -1
-MARK = re.compile(r"\[/EN#(\d+)/[^\s\[\]]*|[\[\]]")  # a phrase begins; any other bracket
-SHAPE_DIFFERS = 0.02  # two sizes of one picture agree in width / height up to rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,21 +28,20 @@ class Phrase:
 
 @dataclass(frozen=True, eq=False)
 class Grounding:
-    """The phrases of a split. phrases: one list for each caption, in order. skipped: reason → how many."""
+    """The phrases of a split. phrases: one list per caption, in order. skipped: reason → how many."""
 
     phrases: list[list[Phrase]]
     skipped: dict[str, int] = field(default_factory=dict)
 
     def first(self, captions: int) -> Self:
-        """Cut to the first captions, as ``split.first(images)`` cuts a split. (What was skipped stays as it was.)"""
+        """Keep the first captions, as ``split.first(images)`` does for a split; ``skipped`` stays as it is."""
         return replace(self, phrases=self.phrases[:captions])
 
 
 def phrase_of_words(spans: Tensor | np.ndarray, phrases: Sequence[Phrase]) -> np.ndarray:
-    """(w,) number of the phrase that holds more than half of each token; -1 for none, and for special tokens.
+    """Index (w,) of the phrase that covers more than half of each token; -1 for none, and for special tokens.
 
-    spans: (w, 2) characters that the tokens cover, as in ``TextBatch.spans``. Of phrases within phrases the shortest
-    has the token.
+    spans: (w, 2) characters that the tokens cover, as in ``TextBatch.spans``. Of nested phrases the shortest counts.
     """
     spans = np.asarray(spans.cpu() if isinstance(spans, Tensor) else spans)
     if not phrases:
@@ -74,158 +54,3 @@ def phrase_of_words(spans: Tensor | np.ndarray, phrases: Sequence[Phrase]) -> np
 
 
 # -- Flickr30K Entities ---------------------------------------------------------------------------------------------
-
-
-def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Sequence[str] | None = None) -> Grounding:
-    """Phrases and boxes of Flickr30K Entities for the captions of a split.
-
-    folder: the annotations, with ``Sentences/<picture>.txt`` and ``Annotations/<picture>.xml``.
-    image_names: file name of each picture of the split, with or without folder and ``.jpg``; else ``split.ids``.
-
-    A caption is found among the five sentences of its picture by its letters and digits alone: case, accents,
-    spaces and punctuation may differ, as they do after tokenising. A caption that is not found has no phrases and is
-    counted. Boxes keep the published reader's numbers (one less than in the file, which counts pixels from 1);
-    where the split knows another size of the picture they are scaled to it.
-    """
-    folder = Path(folder)
-    names = split.ids if image_names is None else image_names
-    if names is None or len(names) != split.n_images:
-        found = "none" if names is None else f"{len(names):,}"
-        raise input_error("image_names", found, f"the file names of {split.n_images:,} pictures, in order")
-    cuts = np.searchsorted(split.owner, np.arange(split.n_images + 1))
-    phrases: list[list[Phrase]] = []
-    skipped: Counter[str] = Counter()
-    for image in bar(range(split.n_images), "read phrases", "picture"):
-        picture = Path(str(names[image])).stem
-        sentences = _read_sentences(folder / "Sentences" / f"{picture}.txt")
-        size = None if split.sizes is None else split.sizes[image]
-        boxes = read_boxes(folder / "Annotations" / f"{picture}.xml", size, skipped)
-        for number, caption in enumerate(split.captions[cuts[image] : cuts[image + 1]]):
-            phrases.append(_find_phrases(caption, number, sentences, boxes, skipped))
-    if not any(phrases):
-        found = f"not one caption of split {split.name} among the sentences of its picture"
-        hint = "Are image_names in the order of the split?"
-        raise input_error(folder, found, "annotations of these captions", hint)
-    return Grounding(phrases, {reason: number for reason, number in skipped.items() if number})
-
-
-@dataclass(frozen=True)
-class _Sentence:
-    """Letters and digits of a sentence, and its phrases as (chain id, first letter, one past the last letter)."""
-
-    letters: str
-    marked: list[tuple[str, int, int]]
-
-
-def _find_phrases(
-    caption: str, number: int, sentences: list[_Sentence | None], boxes: dict[str, np.ndarray], skipped: Counter[str]
-) -> list[Phrase]:
-    """The phrases of the ``number``-th caption of a picture, from the sentence that is spelled like it."""
-    letters, places = _letters(caption)
-    own = sentences[number] if number < len(sentences) else None
-    sentence = next((s for s in (own, *sentences) if s is not None and s.letters == letters), None)
-    if sentence is None:
-        skipped[BROKEN if own is None and number < len(sentences) else UNLIKE] += 1
-        return []
-    phrases = []
-    for chain, first, end in sentence.marked:
-        if chain == "0":
-            skipped[NOT_VISUAL] += 1
-        elif first == end:
-            skipped[NO_LETTERS] += 1
-        else:
-            named = boxes.get(chain, np.zeros((0, 4)))
-            phrases.append(Phrase(places[first], places[end - 1] + 1, named))
-    return phrases
-
-
-def _letters(text: str) -> tuple[str, list[int]]:
-    """Letters and digits without case and accents, and the place that each has in the text."""
-    kept = [
-        (letter, place)
-        for place, character in enumerate(text)
-        for letter in (character.lower() if character.isascii() else _plain(character))
-        if letter.isalnum()
-    ]
-    return "".join(letter for letter, _ in kept), [place for _, place in kept]
-
-
-def _plain(character: str) -> str:
-    """A character without its accents, possibly as several: "é" is "e" and a mark, "½" is 1, a stroke and 2."""
-    return unicodedata.normalize("NFKD", character).casefold()
-
-
-def _read_sentences(path: Path) -> list[_Sentence | None]:
-    """One sentence a line; None for a line whose brackets do not match."""
-    lines = read_text(path, "the sentences of a picture, as in Flickr30K Entities").split("\n")
-    sentences = [_parse(line) for line in lines if line.strip()]
-    if not sentences:
-        raise input_error(
-            path, "no sentence", "lines such as “[/EN#1/people Two men] run .”", "Copy or download it again."
-        )
-    return sentences
-
-
-def _parse(line: str) -> _Sentence | None:
-    """Take the marks out of a sentence: ``[/EN#<chain>/<type>/<type> words]`` is a phrase, other brackets are text."""
-    letters, marked, at = "", [], 0
-    opened: list[tuple[str, int] | None] = []  # None for a bracket that is part of the text
-    for mark in MARK.finditer(line):
-        letters += _letters(line[at : mark.start()])[0]
-        at = mark.end()
-        if mark[0] != "]":
-            opened.append((mark[1], len(letters)) if mark[1] else None)
-        elif not opened:
-            return None
-        elif (phrase := opened.pop()) is not None:
-            marked.append((*phrase, len(letters)))
-    if opened:
-        return None
-    return _Sentence(letters + _letters(line[at:])[0], sorted(marked, key=lambda phrase: phrase[1]))
-
-
-def read_boxes(path: Path, size: np.ndarray | None, odd: Counter[str]) -> dict[str, np.ndarray]:
-    """Chain id → boxes (n, 4) in a picture of the given size; odd counts what leaves it. Objects without a box (``scene``, ``nobndbox``) have no entry."""
-    check_file(path, "the boxes of a picture, as in Flickr30K Entities")
-    try:
-        root = ElementTree.parse(path).getroot()
-        width, height = (_number(root, f"size/{side}") for side in ("width", "height"))
-        found: dict[str, list[list[float]]] = {}
-        for thing in root.iter("object"):
-            chains = [(name.text or "").strip() for name in thing.iter("name")]
-            if not chains or not all(chains):
-                raise ValueError("an object without a name")
-            if thing.find("bndbox") is None:
-                continue
-            box = [_number(thing, f"bndbox/{side}") - 1 for side in ("xmin", "ymin", "xmax", "ymax")]
-            if box[0] > box[2] or box[1] > box[3]:
-                raise ValueError(f"a box of object {chains[0]} that ends before it begins")
-            odd[BEYOND] += min(box) < -1 or box[2] > width or box[3] > height
-            for chain in chains:
-                found.setdefault(chain, []).append(box)
-        if width < 1 or height < 1:
-            raise ValueError(f"a picture of {width:g} x {height:g} pixels")
-    # LookupError is of an encoding that nobody knows, OverflowError of a number with hundreds of digits.
-    except (ElementTree.ParseError, ValueError, LookupError, OverflowError) as error:
-        expected = "size and objects with names, and a box or scene/nobndbox"
-        raise input_error(path, f"a damaged file ({error})", expected, "Copy or download it again.") from error
-    return {chain: np.array(boxes) * _scale(path, (width, height), size) for chain, boxes in found.items()}
-
-
-def _number(element: ElementTree.Element, name: str) -> float:
-    """The number in a child element."""
-    text = element.findtext(name)
-    if text is None:
-        raise ValueError(f"no {name}")
-    return float(int(text))
-
-
-def _scale(path: Path, annotated: tuple[float, float], size: np.ndarray | None) -> np.ndarray:
-    """(4,) what takes boxes from the annotated size of a picture to the size it has in the split."""
-    if size is None:
-        return np.ones(4)
-    scale = np.asarray(size, dtype=np.float64) / annotated
-    if abs(scale[0] / scale[1] - 1) > SHAPE_DIFFERS:
-        told = f"a picture of {annotated[0]:g} x {annotated[1]:g} pixels"
-        raise input_error(path, told, f"the shape of {size[0]} x {size[1]}, its size in the split")
-    return np.tile(scale, 2)

@@ -3,12 +3,12 @@
 A dataset is a folder with, for each split,
 
 ==========================  ====================================================================
-``<split>_ims.npy``         (rows, r, d) region features, or (rows, d) one vector an image
+``<split>_ims.npy``         (rows, r, d) region features, or (rows, d) one vector per image
 ``<split>_caps.txt``        one caption a line, those of an image on consecutive lines
 ``<split>_boxes.npy``       optional, (rows, r, 4) boxes x1 y1 x2 y2 in pixels, or as shares of the sides from
                             0 to 1, which are read as pixels where sizes are there (or a model's own code)
-``<split>_sizes.npy``       optional, (rows, 2) width and height of the pictures in pixels
-``<split>_ids.txt``         optional, one picture name a line, for each row or for each caption
+``<split>_sizes.npy``       optional, (rows, 2) width and height of the images in pixels
+``<split>_ids.txt``         optional, one image name a line, for each row or for each caption
 ``<split>_owners.npy``      optional, (captions,) image row of each caption, where the number of
                             captions differs from image to image
 ==========================  ====================================================================
@@ -32,7 +32,7 @@ from itm_utils.files import check_file, read_text
 
 FLOATS = (np.float16, np.float32, np.float64)
 LARGEST_SHARE = 1.01  # of a side: the whole, and room for rounding; boxes in pixels reach into the hundreds
-ALMOST = 1e-3  # of the largest number: copies that were rounded differ by less, pictures by more
+ALMOST = 1e-3  # of the largest number: copies that were rounded differ by less, images by more
 # What `str(line)` makes of bytes in Python 3: ports of the public loaders train on such captions.
 PRINTED_BYTES = re.compile(r"""^b(['"]).*\1$""")
 
@@ -140,13 +140,13 @@ class PrecompSplit:
         return self.features.shape[-1]
 
     def regions(self, images: np.ndarray) -> np.ndarray:
-        """(i, r, d) float32 features of the given images; one vector an image counts as one region."""
+        """(i, r, d) float32 features of the given images; one vector per image counts as one region."""
         values = self.features.rows(np.asarray(images) * self.repeat)
         return values if values.ndim == 3 else values[:, None, :]
 
     @cached_property
     def box_shares(self) -> bool:
-        """Whether the file has boxes as shares of width and height; a few pictures say it."""
+        """Whether the file has boxes as shares of width and height; a few images say it."""
         if self.boxes is None or self.boxes.shape[-1] != 4:
             return False
         few = np.linspace(0, self.n_images - 1, 8).astype(int) * self.repeat
@@ -181,14 +181,14 @@ class PrecompSplit:
 
     @cached_property
     def image_of_id(self) -> dict[str, int]:
-        """Picture name → image number."""
+        """Image name → image number."""
         path = self.root / f"{self.name}_ids.txt"
         if self.ids is None:
-            raise input_error(path, "no such file", "one picture name a line")
+            raise input_error(path, "no such file", "one image name a line")
         image_of_id = {name: image for image, name in enumerate(self.ids)}
         if len(image_of_id) < len(self.ids):
             twice = next(name for image, name in enumerate(self.ids) if image_of_id[name] != image)
-            raise input_error(path, f"{twice} twice", "a name of its own for every picture")
+            raise input_error(path, f"{twice} twice", "a name of its own for every image")
         return image_of_id
 
     def first(self, images: int) -> PrecompSplit:
@@ -268,7 +268,7 @@ def _repeats(features: FeatureFile, owners: str, group: int = 5, samples: int = 
     close = [np.allclose(rows, rows[0], rtol=0, atol=ALMOST * np.abs(rows).max()) for rows in groups]
     if any(close) and not all(same):
         found = f"as many rows as captions, {sum(same)} of {len(same)} groups of five equal, {sum(close) - sum(same)} almost"
-        hint = f"Repair the copies, or keep one of five; if they are pictures of their own, add {owners}."
+        hint = f"Repair the copies, or keep one of five; if they are images of their own, add {owners}."
         raise input_error(features.path, found, "every image five times in a row, or never", hint)
     return group if all(same) else 1
 
@@ -283,20 +283,20 @@ def _sizes(path: Path, rows: int) -> np.ndarray:
 
 
 def _ids(path: Path, rows: int, owner: np.ndarray) -> list[str]:
-    """One name a feature row; the public files have one a caption, five times the same."""
-    lines = read_text(path, "one picture name a line").removesuffix("\n")
+    """One name per feature row; the public files have one per caption, five times the same."""
+    lines = read_text(path, "one image name a line").removesuffix("\n")
     ids = [line.strip() for line in lines.split("\n")] if lines else []
     if "" in ids:
-        raise input_error(path, f"an empty line {1 + ids.index('')}", "a picture name in every line")
+        raise input_error(path, f"an empty line {1 + ids.index('')}", "an image name in every line")
     if len(ids) == len(owner) != rows:
         first = np.searchsorted(owner, np.arange(rows))
         differing = next((line for line, image in enumerate(owner) if ids[line] != ids[first[image]]), None)
         if differing is not None:
             found = f"{ids[differing]} in line {differing + 1}, between the captions of {ids[first[owner[differing]]]}"
-            raise input_error(path, found, "the same picture for all captions of an image")
+            raise input_error(path, found, "the same image for all captions of an image")
         return [ids[line] for line in first]
     if len(ids) != rows:
-        raise input_error(path, f"{len(ids)} names", f"{rows}, one a feature row, or {len(owner)}, one a caption")
+        raise input_error(path, f"{len(ids)} names", f"{rows}, one per feature row, or {len(owner)}, one per caption")
     one_each = owner[-1] + 1 == rows == len(owner)
     if one_each and rows % 5 == 0 and all(len(set(ids[start : start + 5])) == 1 for start in range(0, rows, 5)):
         found = f"every name five times ({ids[0]} in lines 1 to 5), though the features of its rows differ"

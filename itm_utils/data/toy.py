@@ -10,7 +10,7 @@ TOY_WORDS = ("<pad>", "<start>", "<end>", "<unk>", "red", "blue", "cube", "ball"
 
 
 def toy_regions() -> torch.Tensor:
-    """(2, 3, 4): two images, three regions each, four numbers a region (red, blue, cube, ball).
+    """(2, 3, 4): two images of three regions, each region 4-dimensional (red, blue, cube, ball).
 
     Image 0 shows a red cube and a blue ball, image 1 a blue cube and a blue ball; both have some background.
     """
@@ -20,13 +20,13 @@ def toy_regions() -> torch.Tensor:
 
 
 def toy_words() -> torch.Tensor:
-    """(2, 3, 4): two captions, three words each, in the same four numbers: "red cube ball", "blue cube ball"."""
+    """(2, 3, 4): two captions of three words in the same four dimensions: "red cube ball", "blue cube ball"."""
     red, blue, cube, ball = torch.eye(4)
     return torch.stack([torch.stack([red, cube, ball]), torch.stack([blue, cube, ball])])
 
 
 def toy_batch() -> tuple[ImageBatch, TextBatch]:
-    """The toy tensor as a matcher receives it: regions, and captions as word ids."""
+    """The toy tensor as a matcher receives it: region features, and captions as word ids."""
     regions = toy_regions()
     ids = {word: index for index, word in enumerate(TOY_WORDS)}
     words = torch.tensor([[ids[w] for w in caption.split()] for caption in ("red cube ball", "blue cube ball")])

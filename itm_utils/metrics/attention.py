@@ -1,9 +1,9 @@
-"""Does a word look at what it names? Precision, recall and F1 of attention against the boxes of phrases.
+"""Precision, recall and F1 of attention against the boxes of phrases: does a word attend to what it names?
 
-For a word, the *relevant* regions are those that overlap a box of its phrase, the *attended* ones those to which it
-gives more weight than a threshold. Precision is the share of attended regions that are relevant, recall the share of
-relevant regions that are attended, F1 their harmonic mean, all between 0 and 1. A phrase has the largest value of its
-words, each measure for itself (or, by choice, the mean over its words); the result is the mean over phrases.
+For a word, the *relevant* regions are those that overlap a box of its phrase, the *attended* ones those whose weight is
+above a threshold. Precision is the share of attended regions that are relevant, recall the share of relevant regions
+that are attended, F1 their harmonic mean, all between 0 and 1. A phrase has the maximum over its words, each measure for
+itself (or, by choice, the mean over its words); the result is the mean over phrases.
 
 Both thresholds are strict. Where nothing is attended precision and F1 are 0. A phrase without relevant regions has no
 recall: it is dropped and counted.
@@ -14,30 +14,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from itm_utils.boxes import iou as overlap
+from itm_utils.boxes import iou as box_iou
 from itm_utils.data.batches import image_batch
 from itm_utils.data.phrases import NOT_A_PHRASE, Grounding, phrase_of_words
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import input_error
-from itm_utils.matcher import Attention, Matcher
+from itm_utils.matcher import Attention, Matcher, TextBatch
 from itm_utils.progress import bar
-from itm_utils.scoring import BATCH, Captions, evaluating
+from itm_utils.scoring import BATCH, evaluating
 
 THRESHOLDS = np.arange(11) / 100  # of a weight: 0, 0.01, … 0.1
 WITHIN = ("max", "mean")
-NO_BOX, NO_REGION, NO_WORD = "no box", "no relevant region", "no word that the model reads"
+NO_BOX, NO_REGION, NO_WORD = "no box", "no relevant region", "no token of the model"
+
+
+class CaptionsWithSpans(Protocol):
+    """Captions of a split whose batches say which characters each token covers."""
+
+    def batch(self, captions: np.ndarray, spans: bool = False) -> TextBatch: ...
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionQuality:
     """Precision, recall and F1 (t,) at each threshold (t,): means over phrases.
 
-    values: (p, t, 3) the three of every phrase. keys: (p, 2) its caption, and its place among the caption's phrases.
+    values: (p, t, 3) the three of every phrase. keys: (p, 2) caption, and index of the phrase in it.
     reasons: why phrases were dropped → how many.
     """
 
@@ -60,12 +67,12 @@ class AttentionQuality:
 
     @property
     def phrases(self) -> int:
-        """How many phrases were measured."""
+        """Number of measured phrases."""
         return len(self.values)
 
     @property
     def dropped(self) -> int:
-        """How many phrases were not, because no region is relevant or no word of them is read."""
+        """Number of phrases without a box, a relevant region or a token."""
         return sum(self.reasons.values())
 
     @property
@@ -75,14 +82,14 @@ class AttentionQuality:
 
     def at(self, threshold: float) -> tuple[float, float, float, float]:
         """Threshold, precision, recall and F1 at one of the measured thresholds."""
-        place = self._place(threshold)
-        means = self.values[:, place].mean(axis=0)
-        return (float(self.thresholds[place]), *(float(mean) for mean in means))
+        index = self._index(threshold)
+        precision, recall, f1 = self.values[:, index].mean(axis=0).tolist()
+        return float(self.thresholds[index]), precision, recall, f1
 
     def per_phrase(self, threshold: float | None = None) -> dict[str, np.ndarray]:
-        """Precision, recall and F1 (p,) of every phrase, in the order of ``keys``; else at the best threshold."""
-        place = self._place(self.best[0] if threshold is None else threshold)
-        return {name: self.values[:, place, k] for k, name in enumerate(("precision", "recall", "f1"))}
+        """Precision, recall and F1 (p,) per phrase, in the order of ``keys``; by default at the best threshold."""
+        index = self._index(self.best[0] if threshold is None else threshold)
+        return {name: self.values[:, index, k] for k, name in enumerate(("precision", "recall", "f1"))}
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """Recall, rising, and precision; of thresholds with the same recall the one with the highest precision."""
@@ -91,7 +98,7 @@ class AttentionQuality:
         return recall, self.precision[order][first]
 
     def area(self, low: float, high: float) -> float:
-        """Area under precision against recall from ``low`` to ``high``, straight lines between thresholds.
+        """Area under precision against recall from ``low`` to ``high``, linear between thresholds.
 
         The curve is not extended beyond its ends: compare two curves where both have recalls.
         """
@@ -104,48 +111,49 @@ class AttentionQuality:
         points = np.concatenate([[low], inner, [high]])
         return float(np.trapezoid(np.interp(points, recall, precision), points))
 
-    def _place(self, threshold: float) -> int:
-        place = int(np.abs(self.thresholds - threshold).argmin())
-        if not np.isclose(self.thresholds[place], threshold, rtol=0, atol=1e-9):
+    def _index(self, threshold: float) -> int:
+        index = int(np.abs(self.thresholds - threshold).argmin())
+        if not np.isclose(self.thresholds[index], threshold, rtol=0, atol=1e-9):
             raise input_error("threshold", f"{threshold:g}", f"one of {', '.join(f'{t:g}' for t in self.thresholds)}")
-        return place
+        return index
 
     def __str__(self) -> str:
         threshold, precision, recall, f1 = (f"{number:.3f}" for number in self.best)
-        counted = f"{self.phrases:,} phrases, {self.dropped:,} dropped"
-        return f"attention F1 {f1} (precision {precision}, recall {recall}) at weights above {threshold}; {counted}"
+        counts = f"{self.phrases:,} phrases, {self.dropped:,} dropped"
+        return f"attention F1 {f1} (precision {precision}, recall {recall}) at weights above {threshold}; {counts}"
 
 
-def paired(one: AttentionQuality, other: AttentionQuality) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the phrases that both runs measured, in the same order: where each run has them."""
-    places = [{tuple(key): row for row, key in enumerate(run.keys.tolist())} for run in (one, other)]
-    both = [key for key in places[0] if key in places[1]]
-    return tuple(np.array([rows[key] for key in both], dtype=np.int64) for rows in places)
+def common_phrases(one: AttentionQuality, other: AttentionQuality) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (n,) of the phrases that both have measured, in ``one`` and in ``other``, in the same order."""
+    rows = [{tuple(key): row for row, key in enumerate(quality.keys.tolist())} for quality in (one, other)]
+    both = [key for key in rows[0] if key in rows[1]]
+    ours, theirs = (np.array([row_of[key] for key in both], dtype=np.int64) for row_of in rows)
+    return ours, theirs
 
 
-def relevance(region_boxes: np.ndarray, boxes: np.ndarray, threshold: float = 0.4) -> np.ndarray:
-    """(r,) True for regions (r, 4) whose intersection over union with any of the boxes (n, 4) is above the threshold.
+def relevant_regions(region_boxes: np.ndarray, boxes: np.ndarray, threshold: float = 0.4) -> np.ndarray:
+    """Mask (r,) of the regions (r, 4) whose IoU with any of the boxes (n, 4) is above the threshold.
 
     Boxes are continuous: width is x2 - x1, without an extra pixel.
     """
     region_boxes, boxes = (np.asarray(some, dtype=np.float64).reshape(-1, 4) for some in (region_boxes, boxes))
-    with np.errstate(invalid="ignore"):  # two boxes without area have no overlap to speak of, and NaN is not above
-        return (overlap(region_boxes, boxes) > threshold).any(axis=1)
+    with np.errstate(invalid="ignore"):  # two boxes without area: NaN, which is not above the threshold
+        return np.any(box_iou(region_boxes, boxes) > threshold, axis=1)
 
 
 def attention_quality(
     weights: Tensor | np.ndarray,
     mask: Tensor | np.ndarray | None,
-    phrase: np.ndarray,
+    phrase: Tensor | np.ndarray,
     relevant: np.ndarray,
     thresholds: Sequence[float] | np.ndarray = THRESHOLDS,
     within: str = "max",
     keys: np.ndarray | None = None,
 ) -> AttentionQuality:
-    """The metrics of words whose weights are at hand: one caption (w, r), a batch (c, w, r) or any words (n, r).
+    """Measure given attention weights: of one caption (w, r), a batch (c, w, r) or any words (n, r).
 
-    mask: True at words that count (all if None). phrase: number of each word's phrase, -1 for none; in a batch every
-    caption's phrases have numbers of their own. relevant: (p, r) of all phrases. keys: (p, 2) names of the phrases.
+    mask: True at words that count (all if None). phrase: index of each word's phrase, -1 for none; in a batch every
+    caption's phrases have indices of their own. relevant: (p, r) of all phrases. keys: (p, 2) names of the phrases.
     """
     thresholds, relevant = _checked(thresholds, within), np.atleast_2d(_array(relevant))
     weights, phrase = _array(weights).reshape(-1, relevant.shape[1]), _array(phrase).reshape(-1)
@@ -156,7 +164,7 @@ def attention_quality(
         raise input_error("phrase", found, f"{len(weights)} words, phrases 0 to {len(relevant) - 1}")
     if keys is None:
         keys = np.stack([np.zeros(len(relevant), dtype=np.int64), np.arange(len(relevant))], axis=1)
-    return _join([_values(weights, phrase, relevant, keys, thresholds, within)])
+    return _join([_measure(weights, phrase, relevant, keys, thresholds, within)])
 
 
 def _array(values: Tensor | np.ndarray) -> np.ndarray:
@@ -166,30 +174,30 @@ def _array(values: Tensor | np.ndarray) -> np.ndarray:
 def _checked(thresholds: Sequence[float] | np.ndarray, within: str) -> np.ndarray:
     thresholds = np.asarray(thresholds, dtype=np.float64)
     if thresholds.ndim != 1 or not len(thresholds) or not (np.diff(thresholds) > 0).all():
-        raise input_error(
-            "thresholds", f"{thresholds.tolist()}", "one or more numbers, each larger than the one before"
-        )
+        raise input_error("thresholds", f"{thresholds.tolist()}", "one or more numbers in strictly rising order")
     if within not in WITHIN:
         raise input_error("within", repr(within), f"one of {', '.join(WITHIN)}")
     return thresholds
 
 
-def _values(
+def _measure(
     weights: np.ndarray, phrase: np.ndarray, relevant: np.ndarray, keys: np.ndarray, thresholds: np.ndarray, within: str
 ) -> AttentionQuality:
-    """Word by word at all thresholds, then one value a phrase. weights (n, r), phrase (n,), relevant (p, r)."""
+    """Measure every word at every threshold, then reduce over phrases. weights (n, r), phrase (n,), relevant (p, r)."""
     has_region = relevant.any(axis=1)
     has_word = np.isin(np.arange(len(relevant)), phrase)
     reasons = {NO_REGION: int((~has_region).sum()), NO_WORD: int((has_region & ~has_word).sum())}
     kept = np.flatnonzero(has_region & has_word)
-    counted = np.flatnonzero(np.isin(phrase, kept))
-    words = counted[np.argsort(phrase[counted], kind="stable")]  # phrase by phrase
-    own = relevant[phrase[words]]  # (n, r)
+    words = np.flatnonzero(np.isin(phrase, kept))
+    words = words[np.argsort(phrase[words], kind="stable")]  # phrase by phrase
+    target = relevant[phrase[words]]  # (n, r)
     attended = weights[words, None, :] > thresholds[:, None]  # (n, t, r)
-    hits = (attended & own[:, None, :]).sum(axis=-1)
-    looks, targets = attended.sum(axis=-1), own.sum(axis=-1)[:, None]
+    hits = (attended & target[:, None, :]).sum(axis=-1)
+    n_attended, n_relevant = attended.sum(axis=-1), target.sum(axis=-1)[:, None]
     # the last is 2 P R / (P + R), without a division that fails where nothing is attended
-    values = np.stack([hits / np.maximum(looks, 1), hits / targets, 2 * hits / (looks + targets)], axis=-1)
+    values = np.stack(
+        [hits / np.maximum(n_attended, 1), hits / n_relevant, 2 * hits / (n_attended + n_relevant)], axis=-1
+    )
     if len(kept):
         first = np.searchsorted(phrase[words], kept)
         values = (np.maximum if within == "max" else np.add).reduceat(values, first, axis=0)
@@ -200,9 +208,9 @@ def _values(
 def _join(parts: list[AttentionQuality]) -> AttentionQuality:
     reasons = sum((Counter(part.reasons) for part in parts), Counter())
     if not any(part.phrases for part in parts):
-        told = ", ".join(f"{count} with {reason}" for reason, count in reasons.items()) or "none at all"
-        hint = "Boxes of regions and of phrases must both be x1 y1 x2 y2 in the pixels of the same picture."
-        raise input_error("phrases", told, "some with a relevant region and a word that is read", hint)
+        found = ", ".join(f"{count} with {reason}" for reason, count in reasons.items()) or "none at all"
+        hint = "Boxes of regions and of phrases must both be x1 y1 x2 y2 in the pixels of the same image."
+        raise input_error("phrases", found, "some with a relevant region and a token", hint)
     values, keys = (np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "keys"))
     return AttentionQuality(parts[0].thresholds, values, keys, dict(reasons))
 
@@ -210,76 +218,76 @@ def _join(parts: list[AttentionQuality]) -> AttentionQuality:
 def measure_attention(
     model: Matcher,
     split: PrecompSplit,
-    texts: Captions,
+    texts: CaptionsWithSpans,
     grounding: Grounding,
     thresholds: Sequence[float] | np.ndarray | None = None,
     iou: float = 0.4,
     within: str = "max",
-    way: str = "t2i",
+    direction: str = "t2i",
     batch: int = BATCH,
 ) -> AttentionQuality:
-    """The metrics of a matcher on every grounded caption of a split, each with its own image.
+    """Measure the attention of a matcher on every grounded caption of a split, each with its own image.
 
     texts: where the captions come from, as for ``score_split``. iou: overlap above which a region is relevant.
-    Captions go through the model ``batch`` at a time, so that memory does not grow with their number.
+    Captions are encoded ``batch`` at a time, so that memory does not grow with their number.
     """
     checked = _checked(THRESHOLDS if thresholds is None else thresholds, within)
     check_split(split, grounding)
-    boxless = sum(not len(phrase.boxes) for phrases in grounding.phrases for phrase in phrases)
-    nothing = np.zeros((0, len(checked), 3)), np.zeros((0, 2), dtype=np.int64)
-    parts = [AttentionQuality(checked, *nothing, {NO_BOX: boxless})]
+    without_box = sum(not len(phrase.boxes) for phrases in grounding.phrases for phrase in phrases)
+    empty = np.zeros((0, len(checked), 3)), np.zeros((0, 2), dtype=np.int64)
+    parts = [AttentionQuality(checked, *empty, {NO_BOX: without_box})]
     boxed = [c for c, phrases in enumerate(grounding.phrases) if any(len(phrase.boxes) for phrase in phrases)]
     with evaluating(model) as device:
         for start in bar(range(0, len(boxed), batch), "attention", "batch"):
             captions = np.array(boxed[start : start + batch])
-            pictures, which = np.unique(split.owner[captions], return_inverse=True)  # each is encoded once
-            images, words = image_batch(split, pictures), texts.batch(captions, spans=True)
+            unique, which = np.unique(split.owner[captions], return_inverse=True)  # each image is encoded once
+            images, words = image_batch(split, unique), texts.batch(captions, spans=True)
             encoded = model.encode_images(images.to(device))[torch.from_numpy(which).to(device)]
-            seen = model.attention(encoded, model.encode_texts(words.to(device)))
-            look = _look(model, seen, way, (*words.spans.shape[:2], images.mask.shape[1]))
-            truth = _truth(grounding, captions, words.spans, images.boxes.numpy()[which], look, iou)
-            weights = look.weights.masked_fill(~look.key_mask[:, None, :], 0).float().flatten(0, 1)
-            parts.append(_values(weights.cpu().numpy(), *truth, checked, within))
+            offered = model.attention(encoded, model.encode_texts(words.to(device)))
+            attention = _word_attention(model, offered, direction, (*words.spans.shape[:2], images.mask.shape[1]))
+            target = _targets(grounding, captions, words.spans, images.boxes.numpy()[which], attention, iou)
+            weights = attention.weights.masked_fill(~attention.key_mask[:, None, :], 0).float().flatten(0, 1)
+            parts.append(_measure(weights.cpu().numpy(), *target, checked, within))
     return _join(parts)
 
 
-def _truth(
-    grounding: Grounding, captions: np.ndarray, spans: Tensor, boxes: np.ndarray, look: Attention, iou: float
+def _targets(
+    grounding: Grounding, captions: np.ndarray, spans: Tensor, boxes: np.ndarray, attention: Attention, iou: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of a batch whose phrases are numbered through: phrase of each word, relevant regions and key of each phrase."""
-    words, regions = (mask.cpu().numpy() for mask in (look.query_mask, look.key_mask))
+    """Phrase index of each word of a batch (c * w,), relevant regions (p, r) and keys (p, 2) of its phrases."""
+    words, regions = (mask.cpu().numpy() for mask in (attention.query_mask, attention.key_mask))
     phrase, relevant, keys = np.full(words.shape, NOT_A_PHRASE), [], []
     for row, caption in enumerate(captions):
         own = phrase_of_words(spans[row], grounding.phrases[caption])
-        for place, one in enumerate(grounding.phrases[caption]):
+        for number, one in enumerate(grounding.phrases[caption]):
             if len(one.boxes):
-                phrase[row, (own == place) & words[row]] = len(keys)
-                relevant.append(relevance(boxes[row], one.boxes, iou) & regions[row])
-                keys.append((int(caption), place))
+                phrase[row, (own == number) & words[row]] = len(keys)
+                relevant.append(relevant_regions(boxes[row], one.boxes, iou) & regions[row])
+                keys.append((int(caption), number))
     return phrase.reshape(-1), np.stack(relevant), np.array(keys)
 
 
 def check_split(split: PrecompSplit, grounding: Grounding) -> None:
-    """What ``measure_attention`` needs is there: boxes of the regions in pixels, and phrases of these captions."""
+    """Check that ``measure_attention`` finds boxes of the regions in pixels, and phrases of these captions."""
     path = split.root / f"{split.name}_boxes.npy"
     if split.boxes is None:
         raise input_error(path, "no such file", "the boxes of the regions, in pixels")
     if split.boxes.shape[-1] != 4:
-        raise input_error(path, f"{split.boxes.shape[-1]} numbers a region", "x1 y1 x2 y2 in pixels")
+        raise input_error(path, f"{split.boxes.shape[-1]} numbers per region", "x1 y1 x2 y2 in pixels")
     if split.box_shares and split.sizes is None:
-        hint = f"Add {split.name}_sizes.npy, width and height of the pictures: then they are read as pixels."
+        hint = f"Add {split.name}_sizes.npy, width and height of the images: then they are read as pixels."
         raise input_error(path, "shares of the sides, from 0 to 1", "x1 y1 x2 y2 in pixels", hint)
     if len(grounding.phrases) != split.n_captions:
         found = f"phrases of {len(grounding.phrases):,} captions"
         raise input_error("grounding", found, f"{split.n_captions:,}, as in split {split.name}")
 
 
-def _look(model: Matcher, seen: dict[str, Attention], way: str, shape: tuple[int, int, int]) -> Attention:
-    """The attention asked for, if the model has it and its queries are the tokens of the captions."""
+def _word_attention(model: Matcher, offered: dict[str, Attention], direction: str, shape: tuple[int, ...]) -> Attention:
+    """The attention of one direction, checked: its queries are the tokens of the captions."""
     name = type(model).__name__
-    if way == "i2t" or way not in seen:
-        found = f"attention {way!r} (the model offers {', '.join(sorted(seen)) or 'none'})"
-        raise input_error(name, found, "words that look at regions, as 't2i' does")
-    if (own := tuple(seen[way].weights.shape)) != shape:
-        raise input_error(name, f"weights {way!r} of shape {own}", f"{shape}: captions, tokens, regions")
-    return seen[way]
+    if direction == "i2t" or direction not in offered:
+        found = f"attention {direction!r} (the model offers {', '.join(sorted(offered)) or 'none'})"
+        raise input_error(name, found, "words that attend to regions, as 't2i' does")
+    if (own := tuple(offered[direction].weights.shape)) != shape:
+        raise input_error(name, f"weights {direction!r} of shape {own}", f"{shape}: captions, tokens, regions")
+    return offered[direction]

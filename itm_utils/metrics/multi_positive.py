@@ -1,33 +1,28 @@
-"""Beyond one right answer: metrics that know all captions which fit a picture, and all pictures that fit a caption.
+"""Beyond one right answer: metrics that know all captions which fit an image, and all images that fit a caption.
 
-Recall@K calls every caption of another picture wrong. For COCO's 5K test, people have looked again: the judgements of
+Recall@K calls every caption of another image wrong. For COCO's 5K test, people have looked again: the judgements of
 ECCV Caption and of Crisscrossed Captions (CxC) come with the package ``eccv_caption``; for the embedded scenes the
 oracle knows. With R right candidates for a query,
 
-* R-Precision is the share of right ones among the first R,
-* mAP@R is the mean over the first R places of the precision up to that place, counted where a right one stands,
-* R@K is 1 if any right one is among the first K.
+* R-Precision is the share of positives among the first R,
+* mAP@R is the mean over the first R places of the precision up to that place, counted where a positive stands,
+* R@K is 1 if any positive is among the first K.
 
-**Ties and NaN can only hurt**, as in :mod:`itm_utils.metrics.retrieval`: wrong candidates with the score of a right one stand
+**Ties and NaN can only hurt**, as in :mod:`itm_utils.metrics.retrieval`: negatives with the score of a positive stand
 before it. Without ties the numbers are those of ``eccv_caption``, whose version 0.1.0 wants all candidates ranked.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 
-from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import input_error
 from itm_utils.matcher import Scores
 from itm_utils.metrics.retrieval import CUTOFFS, score_matrix
 
-COCO_SIZE = (5000, 25000)  # images and captions of testall
 ROWS_AT_ONCE = 128
 NEVER = 2**40  # place of a right candidate that cannot be found
 
@@ -65,7 +60,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Judgements:
-    """Right captions of images (i2t), right images of captions (t2i)."""
+    """Positive captions of images (i2t), positive images of captions (t2i)."""
 
     i2t: Judged
     t2i: Judged
@@ -88,7 +83,7 @@ def extended_metrics(scores: Scores, judgements: Judgements) -> dict[str, float]
         _check_positions(matrix, judged, side)
         query = judged.pair_query
         places, relevant = right_places(matrix, judged), judged.relevant[query]
-        found = np.arange(len(places)) - np.searchsorted(query, query) + 1  # right ones up to this place
+        found = np.arange(len(places)) - np.searchsorted(query, query) + 1  # positives up to this place
         best = np.full(len(judged.queries), NEVER)
         np.minimum.at(best, query, places)
         shares = {
@@ -102,7 +97,7 @@ def extended_metrics(scores: Scores, judgements: Judgements) -> dict[str, float]
 def right_places(matrix: np.ndarray, judged: Judged) -> np.ndarray:
     """(p,) places (from 0) of the right candidates among all candidates of their query, growing within each query.
 
-    matrix: (queries, candidates) scores. A right one has before it the better right ones and every wrong one that is
+    matrix: (queries, candidates) scores. A positive has before it the better positives and every negative that is
     not below it: higher, tied, or NaN.
     """
     rows, query = judged.queries[judged.pair_query], judged.pair_query
@@ -113,62 +108,6 @@ def right_places(matrix: np.ndarray, judged: Judged) -> np.ndarray:
     right_not_below = np.searchsorted(run, run, side="right") - first + np.bincount(query, nan)[query]
     wrong_before = _not_below(matrix, rows, score) - right_not_below.astype(np.int64)
     return np.where(nan, NEVER, np.arange(len(score)) - first + wrong_before)
-
-
-def coco_ids(split: PrecompSplit) -> tuple[np.ndarray, np.ndarray]:
-    """COCO's numbers of the images (5000,) and captions (25000,) of ``testall``.
-
-    Images are named by the public ``testall_ids.txt``, captions by ``testall_capids.txt`` where the folder has it;
-    else the k-th caption of an image is taken for its k-th in Karpathy's split, as in the public file.
-    """
-    path = split.root / f"{split.name}_ids.txt"
-    if (split.n_images, split.n_captions) != COCO_SIZE:
-        found = f"{split.n_images:,} images and {split.n_captions:,} captions"
-        raise input_error(
-            f"{split.root}, split {split.name}", found, "COCO's testall: 5,000 images and 25,000 captions"
-        )
-    if split.ids is None:
-        hint = "Copy it from the public COCO package: without it no score can be matched with a judgement."
-        raise input_error(path, "no such file", "COCO's image numbers, one a line in the order of the captions", hint)
-    captions_of = _captions_of()
-    image_ids = _numbers(path, split.ids)
-    if sorted(image_ids) != sorted(captions_of):
-        strange = next((number for number in image_ids if number not in captions_of), "an image twice")
-        raise input_error(path, f"{strange}", "the 5,000 images of Karpathy's test split, once each")
-    expected = np.array([captions_of[image] for image in image_ids])
-    named = path.with_name(f"{split.name}_capids.txt")
-    if not named.is_file():
-        return np.array(image_ids), expected.ravel()
-    caption_ids = np.array(_numbers(named, named.read_text(encoding="utf-8").split()))
-    if caption_ids.shape != (COCO_SIZE[1],) or (np.sort(caption_ids.reshape(-1, 5)) != np.sort(expected)).any():
-        raise input_error(
-            named, "other numbers", f"COCO's numbers of the captions in {split.name}_caps.txt, one a line"
-        )
-    return np.array(image_ids), caption_ids
-
-
-def coco_judgements(kind: str, image_ids: np.ndarray, caption_ids: np.ndarray) -> Judgements:
-    """The judgements ``"eccv"`` or ``"cxc"`` for images and captions in the given order."""
-    if kind not in ("eccv", "cxc"):
-        raise input_error("judgements", kind, "eccv or cxc")
-    right = getattr(_package(), f"{kind}_gts")
-    images, captions = ({int(number): row for row, number in enumerate(ids)} for ids in (image_ids, caption_ids))
-    return Judgements(
-        i2t=Judged.of({images[query]: found for query, found in right["i2t"].items()}, captions),
-        t2i=Judged.of({captions[query]: found for query, found in right["t2i"].items()}, images),
-    )
-
-
-def coco_extended(scores: Scores, image_ids: np.ndarray, caption_ids: np.ndarray) -> dict[str, float]:
-    """ECCV Caption's mAP@R, R-Precision and R@1 and CxC's R@1, 5, 10, both directions, in percent.
-
-    scores: (5000, 25000), rows and columns named by the ids (see :func:`coco_ids`).
-    """
-    named = {}
-    for kind, wanted in {"eccv": ("map_at_r", "r_precision", "r1"), "cxc": ("r1", "r5", "r10")}.items():
-        found = extended_metrics(scores, coco_judgements(kind, image_ids, caption_ids))
-        named |= {f"{kind}_{side}_{name}": found[f"{side}_{name}"] for side in ("i2t", "t2i") for name in wanted}
-    return named
 
 
 def _not_below(matrix: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -183,7 +122,7 @@ def _not_below(matrix: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.n
         copied = np.ascontiguousarray(matrix[block])
         pairs = slice(*np.searchsorted(rows, (block[0], block[-1] + 1)))
         places = np.searchsorted(block, rows[pairs])
-        # one count a pair: several times faster than counting along an axis
+        # one count per pair: several times faster than counting along an axis
         below[pairs] = [np.count_nonzero(copied[p] < value) for p, value in zip(places, values[pairs], strict=True)]
     return matrix.shape[1] - below
 
@@ -195,28 +134,3 @@ def _check_positions(matrix: np.ndarray, judged: Judged, side: str) -> None:
     if matrix.shape[0] < needed[0] or matrix.shape[1] < needed[1]:
         found = f"{matrix.shape[0]} queries and {matrix.shape[1]} candidates"
         raise input_error(f"{side} scores", found, f"at least {needed[0]} and {needed[1]}, as the judgements name them")
-
-
-def _numbers(path: Path, lines: list[str]) -> list[int]:
-    try:
-        return [int(line) for line in lines]
-    except ValueError as error:
-        raise input_error(path, str(error), "COCO's numbers, one a line") from error
-
-
-@cache
-def _package():
-    """The judgements as ``eccv_caption`` carries them: plain JSON lists by COCO's numbers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it says which JSON reader it uses
-        from eccv_caption import Metrics
-    return Metrics()
-
-
-def _captions_of() -> dict[int, list[int]]:
-    """COCO's image number → numbers of its five captions, in the order of Karpathy's split."""
-    owner = _package().coco_gts["t2i"]
-    captions: dict[int, list[int]] = {}
-    for caption in _package().coco_ids.tolist():
-        captions.setdefault(owner[caption][0], []).append(caption)
-    return captions

@@ -1,12 +1,12 @@
 """Ranks, recalls, folds and their uncertainty, from score matrices.
 
-Everything starts from a rank: how many wrong candidates stand before the right one. 0 is the best rank.
-For an image the right one is the best of its own captions, for a caption it is the image it was written for.
+Everything starts from a rank: how many negatives stand before the positive. 0 is the best rank.
+For an image the positive is the best of its own captions, for a caption it is the image it was written for.
 
-**Ties and NaN can only hurt.** A wrong candidate with exactly the score of the right one counts as standing
+**Ties and NaN can only hurt.** A negative with exactly the score of the positive counts as standing
 before it: a model that gives every pair the same score gets nothing right. (Counting only strictly higher
 scores calls the same model perfect.) A NaN is never a hit: a right candidate that scores NaN comes after all
-others, and a wrong candidate that scores NaN counts as standing before the right one, so that no model gains by
+others, and a negative that scores NaN counts as standing before the positive, so that no model gains by
 producing them. (Sorting, as the public code does, puts NaN first and calls it a hit.)
 """
 
@@ -44,8 +44,8 @@ class Direction:
 class Retrieval:
     """Both directions under one protocol.
 
-    protocol: ``"all n"`` (every image against every caption), or ``"5 folds of n"``. On COCO's ``testall`` these
-        are the papers' 5K and 1K; see :func:`coco_protocol`.
+    protocol: ``"all n"`` (every image against every caption), or ``"5 folds of n"``; on COCO's ``testall`` these are the
+    papers' 5K and 1K, see :func:`coco_protocol`.
     models: 1 for a single model, more for an ensemble, 0 for none; every printed result says which.
     """
 
@@ -189,7 +189,7 @@ def bootstrap_intervals(
 ) -> dict[str, tuple[float, float]]:
     """Percentile intervals of the six recalls and rsum over resampled *images*, each with its own captions.
 
-    Captions of one picture are not independent queries; drawing them one by one would make the t2i interval
+    Captions of one image are not independent queries; drawing them one by one would make the t2i interval
     too narrow.
     """
     tail = 100 * (1 - level) / 2

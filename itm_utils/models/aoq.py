@@ -14,7 +14,7 @@ from torch import Tensor
 from itm_utils.errors import input_error
 from itm_utils.matcher import Images, Matcher, PairBatch, Scores, Texts
 from itm_utils.models import bfan, scan, vsrn
-from itm_utils.models.mmca import HardNegativeTripletLoss, score_picked
+from itm_utils.models.mmca import HardNegativeTripletLoss, score_selected
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.scoring import score_all
 from itm_utils.training import Stage, train_config
@@ -228,7 +228,7 @@ def score_batch(
         return scores, partial(select_pairs, scores)
     device = next(model.parameters()).device
     scores = score_all(model, images, texts, budget, False, device)
-    return scores, partial(score_picked, model, images, texts, budget=budget)
+    return scores, partial(score_selected, model, images, texts, budget=budget)
 
 
 def score_aligned(model: Matcher, images: Images, texts: Texts, budget: int) -> Scores:
@@ -236,7 +236,7 @@ def score_aligned(model: Matcher, images: Images, texts: Texts, budget: int) -> 
     if not budget:
         return model.score_pairs(images, texts)
     each = torch.arange(len(images), device=next(model.parameters()).device)
-    return score_picked(model, images, texts, each, each, budget)
+    return score_selected(model, images, texts, each, each, budget)
 
 
 # cell offline-scores

@@ -18,9 +18,9 @@ from itm_utils.matcher import (
 
 # cell masked-mean
 def masked_mean(vectors: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the vectors that are really there.
+    """Mean over the positions that the mask selects: (n, d).
 
-    vectors: (n, k, d). mask: (n, k), True where there is one. Returns (n, d).
+    vectors: (n, k, d). mask: (n, k), True at real positions, False at padding.
     """
     weight = mask.unsqueeze(-1).to(vectors.dtype)
     return (vectors * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
@@ -28,12 +28,10 @@ def masked_mean(vectors: Tensor, mask: Tensor) -> Tensor:
 
 # cell mean-pool
 class MeanPool(Matcher):
-    """Average the regions, average the words, compare by cosine."""
+    """Cosine of the mean projected region and the mean word embedding."""
 
     def __init__(self, vocabulary_size: int, image_dim: int, width: int = 64) -> None:
-        super().__init__(
-            vocabulary_size=vocabulary_size, image_dim=image_dim, width=width
-        )
+        super().__init__()
         self.region_proj = nn.Linear(image_dim, width)
         self.word_embedding = nn.Embedding(vocabulary_size, width)
 
@@ -54,7 +52,7 @@ class MeanPool(Matcher):
 
 # cell in-batch-softmax
 class InBatchSoftmax:
-    """Choose the right partner among those of the batch, in both directions."""
+    """Cross-entropy of the positive within the batch, in both directions."""
 
     def __init__(self, temperature: float = 0.07) -> None:
         self.temperature = temperature
@@ -65,10 +63,10 @@ class InBatchSoftmax:
         images = model.encode_images(batch.images)
         texts = model.encode_texts(batch.texts)
         scores = model.score(images, texts)
-        right = torch.arange(len(batch), device=scores.i2t.device)
-        loss = nn.functional.cross_entropy(scores.i2t / self.temperature, right)
+        positive = torch.arange(len(batch), device=scores.i2t.device)
+        loss = nn.functional.cross_entropy(scores.i2t / self.temperature, positive)
         loss = loss + nn.functional.cross_entropy(
-            scores.t2i.T / self.temperature, right
+            scores.t2i.T / self.temperature, positive
         )
         extra = model.extra_losses(images, texts, batch)
         return loss + sum(extra.values()), {}

@@ -4,10 +4,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
-from itm_lab.parity.comparison import batches, load_public
 from torch import Tensor, nn
 
 from itm_utils.errors import input_error
@@ -19,36 +18,38 @@ from itm_utils.models.scan import (
     TILE,
     TINY,
     attend,
+    encode_words,
     full_precision,
+    l2_normalize_eps,
     pack,
     pack_pairs,
     pair_attention,
-    read_words,
     region_layer,
-    unit,
 )
+from itm_utils.models.vsepp import HingeTriplet
+from itm_utils.training import Stage, train_config
 
 
 # cell compare
-def linear(inputs: int, outputs: int) -> nn.Linear:
-    """A linear map with the first weights of the public code."""
+def xavier_linear(inputs: int, outputs: int) -> nn.Linear:
+    """Linear layer with the initialisation of the public code: Xavier, zero bias."""
     return region_layer(inputs, outputs, weight_norm=False)
 
 
-def compare(x: Tensor, y: Tensor, read: nn.Linear) -> Tensor:
-    """Similarity vector (..., s) of two vectors (..., d), of length one."""
-    return unit(read((x - y).square()))
+def similarity_vector(x: Tensor, y: Tensor, proj: nn.Linear) -> Tensor:
+    """L2-normalised similarity vectors (..., s) of vectors x and y (..., d)."""
+    return l2_normalize_eps(proj((x - y).square()))
 
 
 # cell norms
-class RowNorm(nn.BatchNorm1d):
-    """Batch norm of the rows that are real: any number of them, in any order.
+class MaskedBatchNorm(nn.BatchNorm1d):
+    """Batch norm over the real rows only: any number of them, in any order.
 
-    A single row has no spread. Instead of an error it gets the running statistics.
+    A single row has no variance: it is normalised by the running statistics.
     """
 
-    def rows(self, x: Tensor) -> Tensor:
-        """Rows (n, d), all of them real."""
+    def normalize_rows(self, x: Tensor) -> Tensor:
+        """Normalise rows (n, d), all of them real."""
         if not self.training or len(x) > 1:
             return super().forward(x)
         running = self.running_mean, self.running_var
@@ -57,19 +58,20 @@ class RowNorm(nn.BatchNorm1d):
         )
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x: (n, k, d); mask: (n, k). Zeros where the mask is False."""
+        """Normalise x (n, k, d) where the mask (n, k) is True; zeros elsewhere."""
         if mask.is_meta or bool(mask.all()):
-            return self.rows(x.flatten(0, 1)).view_as(x)
-        rows = self.rows(x[mask])
+            return self.normalize_rows(x.flatten(0, 1)).view_as(x)
+        rows = self.normalize_rows(x[mask])
         return x.new_zeros(x.shape, dtype=rows.dtype).masked_scatter(
             mask[..., None], rows
         )
 
 
-class SlotNorm(nn.BatchNorm1d):
-    """Batch norm of the public code: the third region has a mean and a spread of its own."""
+class SlotBatchNorm(nn.BatchNorm1d):
+    """Batch norm of the public code: its channels are the slots of the region list."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Normalise x (n, k, d), where k must be the number of slots."""
         if x.shape[1] != self.num_features or not (mask.is_meta or bool(mask.all())):
             found = f"{x.shape[1]} regions, or fewer behind a mask"
             expected = f"exactly {self.num_features}, the number of region_slots"
@@ -78,160 +80,304 @@ class SlotNorm(nn.BatchNorm1d):
 
 
 # cell one-vector
-class OneVector(nn.Module):
-    """Regions or words become one vector: their mean asks, and each gets a weight."""
+class SelfAttentionPool(nn.Module):
+    """Pool regions or words to one vector by attention, with their mean as the query.
+
+    slots: None for no batch norm (captions), 0 for masked batch norms (images), else
+    the number of regions for the batch norms of the public code.
+    """
 
     def __init__(self, width: int, dropout: float, slots: int | None = None) -> None:
         super().__init__()
-        self.each, self.mean = linear(width, width), linear(width, width)
-        self.weigh = linear(width, 1)
-        self.drop = nn.Dropout(dropout)
-        self.each_norm = self.mean_norm = None
-        if slots is not None:  # pictures have batch norms, sentences have none
-            self.each_norm = SlotNorm(slots) if slots else RowNorm(width)
-            self.mean_norm = RowNorm(width)
+        self.local_proj = xavier_linear(width, width)
+        self.mean_proj = xavier_linear(width, width)
+        self.logit_proj = xavier_linear(width, 1)
+        self.dropout = nn.Dropout(dropout)
+        self.local_norm = self.mean_norm = None
+        if slots is not None:
+            self.local_norm = SlotBatchNorm(slots) if slots else MaskedBatchNorm(width)
+            self.mean_norm = MaskedBatchNorm(width)
 
     def weights(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(n, k): they sum to one over what is real."""
-        each, mean = self.each(x), self.mean(masked_mean(x, mask))
-        if self.each_norm is not None:
-            each, mean = self.each_norm(each, mask), self.mean_norm.rows(mean)
-        each, mean = self.drop(each.tanh()), self.drop(mean.tanh())
-        logits = self.weigh(each * mean[:, None])[..., 0]
+        """Attention weights (n, k) over the real entries of x (n, k, d)."""
+        local, mean = self.local_proj(x), self.mean_proj(masked_mean(x, mask))
+        if self.local_norm is not None:
+            local = self.local_norm(local, mask)
+            mean = self.mean_norm.normalize_rows(mean)
+        local, mean = self.dropout(local.tanh()), self.dropout(mean.tanh())
+        logits = self.logit_proj(local * mean[:, None])[..., 0]
         return logits.masked_fill(~mask, -torch.inf).softmax(dim=1)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x: (n, k, d); mask: (n, k). Returns (n, d), of length one."""
-        return unit((self.weights(x, mask)[:, None] @ x)[:, 0])
+        """L2-normalised vectors (n, d) of x (n, k, d) with mask (n, k)."""
+        return l2_normalize_eps((self.weights(x, mask)[:, None] @ x)[:, 0])
 
 
 # cell gate-norm
-class GateNorm(RowNorm):
-    """Batch norm of one number a node.
+class GateBatchNorm(MaskedBatchNorm):
+    """Batch norm of one gate per node.
 
-    by_caption: statistics of each caption alone, and as many updates of the running
-    ones as there are captions, in their order: what a loop over captions leaves behind.
+    per_caption: use the statistics of each caption alone, and update the running ones
+    once per caption in their order, as a loop over captions does.
     """
 
-    def __init__(self, by_caption: bool) -> None:
+    def __init__(self, per_caption: bool) -> None:
         super().__init__(1)
-        self.by_caption = by_caption
+        self.per_caption = per_caption
 
     def forward(self, gates: list[Tensor], captions: list[Tensor]) -> list[Tensor]:
-        """gates: (m, n, k) for each tile; captions: (n,), the place of each in the batch."""
-        if self.training and self.by_caption:
-            self.remember(gates, captions)
-            spread = [g.var(dim=(0, 2), correction=0, keepdim=True) for g in gates]
-            means = [g.mean(dim=(0, 2), keepdim=True) for g in gates]
-            parts = zip(gates, means, spread, strict=True)
-            normal = [(g - mean) * (v + self.eps).rsqrt() for g, mean, v in parts]
+        """Normalise gates (m, n, k), given the indices (n,) of their captions."""
+        if self.training and self.per_caption:
+            self.update_running_stats(gates, captions)
+            var = [g.var(dim=(0, 2), correction=0, keepdim=True) for g in gates]
+            mean = [g.mean(dim=(0, 2), keepdim=True) for g in gates]
+            parts = zip(gates, mean, var, strict=True)
+            normal = [(g - m) * (v + self.eps).rsqrt() for g, m, v in parts]
             return [self.weight * part + self.bias for part in normal]
-        flat = self.rows(torch.cat([g.flatten() for g in gates])[:, None])[:, 0]
-        parts = flat.split([g.numel() for g in gates])
+        flat = torch.cat([g.flatten() for g in gates])[:, None]
+        parts = self.normalize_rows(flat)[:, 0].split([g.numel() for g in gates])
         return [part.view_as(g) for part, g in zip(parts, gates, strict=True)]
 
     @torch.no_grad()
-    def remember(self, gates: list[Tensor], captions: list[Tensor]) -> None:
-        """Running statistics after one update for each caption, the last one counting most."""
+    def update_running_stats(self, gates: list[Tensor], captions: list[Tensor]) -> None:
+        """Update the running statistics as if one caption came after the other."""
         order = torch.cat(captions).argsort()
-        kept = (1 - self.momentum) ** torch.arange(len(order), device=order.device)
+        decay = (1 - self.momentum) ** torch.arange(len(order), device=order.device)
         for running, statistic in (
             (self.running_mean, lambda g: g.mean(dim=(0, 2))),
             (self.running_var, lambda g: g.var(dim=(0, 2))),
         ):
-            seen = torch.cat([statistic(g) for g in gates])[order]
-            new = self.momentum * (kept.flip(0) * seen).sum()
+            per_caption = torch.cat([statistic(g) for g in gates])[order]
+            new = self.momentum * (decay.flip(0) * per_caption).sum()
             running.mul_((1 - self.momentum) ** len(order)).add_(new)
         self.num_batches_tracked += len(order)
 
 
 # cell saf
-class Tile(NamedTuple):
-    """Some pictures with some sentences of equal length, each pair with its nodes."""
+class NodeBatch(NamedTuple):
+    """Similarity nodes of all pairs of some images with captions of equal length."""
 
-    images: Tensor  # (m,) which pictures these are
-    captions: Tensor  # (n,) which sentences
-    nodes: Tensor  # (m, n, 1 + w, s): the whole pair first, then its words
+    images: Tensor  # (m,) indices of the images
+    captions: Tensor  # (n,) indices of the captions
+    nodes: Tensor  # (m, n, 1 + w, s): the global node, then one per word
 
 
 class SAF(nn.Module):
-    """Similarity attention filtration: a gate decides how much each node counts."""
+    """Similarity attention filtration: the gated mean of the nodes of a pair."""
 
-    def __init__(self, sim_dim: int, by_caption: bool) -> None:
+    def __init__(self, sim_dim: int, per_caption: bool) -> None:
         super().__init__()
-        self.gate = linear(sim_dim, 1)
-        self.norm = GateNorm(by_caption)
+        self.gate = xavier_linear(sim_dim, 1)
+        self.norm = GateBatchNorm(per_caption)
 
-    def weights(self, tiles: list[Tile]) -> list[Tensor]:
-        """(m, n, k) for each tile: how much the nodes count; they sum to one."""
-        gates = [self.gate(tile.nodes)[..., 0] for tile in tiles]
-        gates = self.norm(gates, [tile.captions for tile in tiles])
+    def weights(self, batches: list[NodeBatch]) -> list[Tensor]:
+        """Node weights (m, n, k) of each batch; they sum to one over the nodes."""
+        gates = [self.gate(batch.nodes)[..., 0] for batch in batches]
+        gates = self.norm(gates, [batch.captions for batch in batches])
         gates = [gate.sigmoid() for gate in gates]
         return [g / (g.sum(dim=-1, keepdim=True) + EPS) for g in gates]
 
-    def forward(self, tiles: Iterable[Tile]) -> Iterator[tuple[Tile, Tensor]]:
-        """Each tile with one vector a pair, (m, n, s). In training it waits for all tiles,
-        because the batch norm does; otherwise one after the other, and memory stays small."""
-        groups = [list(tiles)] if self.training else ([tile] for tile in tiles)
+    def forward(
+        self, batches: Iterable[NodeBatch]
+    ) -> Iterator[tuple[NodeBatch, Tensor]]:
+        """Yield each batch with one vector per pair, (m, n, s).
+
+        In training it needs all batches at once, because the batch norm does.
+        """
+        groups = [list(batches)] if self.training else ([b] for b in batches)
         for group in groups:
-            for tile, weights in zip(group, self.weights(group), strict=True):
-                yield tile, unit((weights[..., None, :] @ tile.nodes)[..., 0, :])
+            for batch, weights in zip(group, self.weights(group), strict=True):
+                yield (
+                    batch,
+                    l2_normalize_eps((weights[..., None, :] @ batch.nodes)[..., 0, :]),
+                )
 
 
 # cell graph-step
-class GraphStep(nn.Module):
-    """One round of talk among nodes: ask, listen, think."""
+class GraphReasoningStep(nn.Module):
+    """One step of graph reasoning: attention among nodes, linear layer, ReLU."""
 
     def __init__(self, sim_dim: int) -> None:
         super().__init__()
-        self.query, self.key = linear(sim_dim, sim_dim), linear(sim_dim, sim_dim)
-        self.out = linear(sim_dim, sim_dim)
+        self.q_proj = xavier_linear(sim_dim, sim_dim)
+        self.k_proj = xavier_linear(sim_dim, sim_dim)
+        self.out_proj = xavier_linear(sim_dim, sim_dim)
 
-    def multiplied(self) -> tuple[Tensor, ...]:
-        """query(a) · key(n) = a·Mn + u·n + v·a + t. Here are M, u, v and t."""
-        matrix = self.query.weight.T @ self.key.weight
-        u, v = self.query.bias @ self.key.weight, self.key.bias @ self.query.weight
-        return matrix, u, v, self.query.bias @ self.key.bias
+    def fused_projections(self) -> tuple[Tensor, ...]:
+        """M, u, v, t such that q_proj(a) · k_proj(n) = a·Mn + u·n + v·a + t."""
+        query, key = self.q_proj, self.k_proj
+        matrix = query.weight.T @ key.weight
+        u, v = query.bias @ key.weight, key.bias @ query.weight
+        return matrix, u, v, query.bias @ key.bias
 
-    def edges(self, asking: Tensor, nodes: Tensor, maps: tuple[Tensor, ...]) -> Tensor:
-        """How much each asking node listens to each node: (..., a, k), rows sum to one."""
-        matrix, u, v, t = maps
-        same_for_all = asking @ v + t  # the softmax forgets it
-        logits = (asking @ matrix + u) @ nodes.mT + same_for_all[..., None]
+    def edges(
+        self, queries: Tensor, nodes: Tensor, fused: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Edge weights (..., q, k) of query nodes over nodes; rows sum to one."""
+        matrix, u, v, t = fused
+        constant = queries @ v + t  # per query: the softmax is invariant to it
+        logits = (queries @ matrix + u) @ nodes.mT + constant[..., None]
         return logits.softmax(dim=-1)
 
     def forward(
-        self, asking: Tensor, nodes: Tensor, maps: tuple[Tensor, ...]
+        self, queries: Tensor, nodes: Tensor, fused: tuple[Tensor, ...]
     ) -> Tensor:
-        """asking: (..., a, s), nodes: (..., k, s). What the asking nodes have become."""
-        return self.out(self.edges(asking, nodes, maps) @ nodes).relu()
+        """Updated query nodes (..., q, s), from queries and nodes (..., k, s)."""
+        return self.out_proj(self.edges(queries, nodes, fused) @ nodes).relu()
 
 
 # cell sgr
 class SGR(nn.Module):
-    """Similarity graph reasoning: a few rounds of talk, then ask the node of the whole pair."""
+    """Similarity graph reasoning: a few steps, then read the global node."""
 
     def __init__(self, sim_dim: int, steps: int) -> None:
         super().__init__()
-        self.steps = nn.ModuleList(GraphStep(sim_dim) for _ in range(steps))
+        self.steps = nn.ModuleList(GraphReasoningStep(sim_dim) for _ in range(steps))
 
-    def forward(self, tiles: Iterable[Tile]) -> Iterator[tuple[Tile, Tensor]]:
-        """Each tile with one vector a pair, (m, n, s), one tile after the other."""
-        maps = [step.multiplied() for step in self.steps]  # once, not once a tile
-        for tile in tiles:
-            nodes = tile.nodes
+    def forward(
+        self, batches: Iterable[NodeBatch]
+    ) -> Iterator[tuple[NodeBatch, Tensor]]:
+        """Yield each batch with one vector per pair, (m, n, s)."""
+        fused = [step.fused_projections() for step in self.steps]  # not per batch
+        for batch in batches:
+            nodes = batch.nodes
             for number, step in enumerate(self.steps, start=1):
                 last = number == len(self.steps)
-                asking = nodes[..., :1, :] if last else nodes  # only one is asked
-                nodes = step(asking, nodes, maps[number - 1])
-            yield tile, nodes[..., 0, :]
+                queries = nodes[..., :1, :] if last else nodes  # only the first is read
+                nodes = step(queries, nodes, fused[number - 1])
+            yield batch, nodes[..., 0, :]
 
 
-# cell wholes
-class WholesAndParts(RegionsAndWords):
-    """SCAN's encoders, and one vector for each picture and each sentence as a whole.
+# cell differences
+FIRST_NORM = "clipped_l2norm"  # of chapter 02, the only one that SGRAF uses
 
-    region_slots: 0, or the number of regions that every picture has, to compute both
+
+def unit_norm_attention(
+    regions: Tensor, words: Tensor, shapes: list[tuple[int, int]], temperature: float
+) -> Tensor:
+    """Attention weights (m, r, x), scaled so that attended features have unit norm.
+
+    regions: (m, r, d). words: (x, d) or (m, x, d), in the order of ``attend``.
+    """
+    weights = attend(regions @ words.mT, shapes, FIRST_NORM, temperature)
+    gram = regions @ regions.mT
+    square = (weights * (gram @ weights)).sum(dim=1, keepdim=True)
+    return weights / (square.clamp_min(TINY).sqrt() + EPS)
+
+
+def chunk_size(elements: int, items: int, device: torch.device) -> int:
+    """How many items of so many elements fit into the cache, at least one."""
+    return max(1, min(items, TILE.get(device.type, 2**26) // elements))
+
+
+def local_similarity(
+    regions: Tensor, words: Tensor, weights: Tensor, proj: nn.Linear
+) -> Tensor:
+    """Similarity vectors (m, x, s) of words with their attended features.
+
+    regions: (m, r, d). words: (x, d) or (m, x, d). weights: (m, r, x).
+    """
+    words = words.expand(len(regions), -1, -1)
+    size = chunk_size(words[0].numel(), len(words), words.device)
+    chunks, vectors = (side.split(size) for side in (regions, words, weights)), []
+    for keys, queries, w in zip(*chunks, strict=True):
+        difference = torch.baddbmm(queries, w.mT, keys, beta=-1)  # attended - query
+        # in place where no gradient needs the differences
+        inplace = not torch.is_grad_enabled()
+        squared = difference.square_() if inplace else difference.square()
+        vectors.append(l2_normalize_eps(proj(squared)))
+    return torch.cat(vectors)
+
+
+# cell parts
+class PackedCaptions(NamedTuple):
+    """The words of some captions in one tensor, in the order of ``attend``."""
+
+    captions: list[Tensor]  # (n,) per caption length: indices of the captions
+    words: Tensor  # (x, d): all first words of a length, then all second ones, …
+    shapes: list[tuple[int, int]]  # (w, n) per caption length
+
+
+def pack_captions(texts: Texts, captions: Tensor) -> PackedCaptions:
+    """Pack the given captions without padding."""
+    groups = pack(texts[captions])
+    words = [group.vectors.transpose(0, 1).flatten(0, 1) for group in groups]
+    shapes = [tuple(reversed(group.positions.shape)) for group in groups]
+    index = [captions[group.index] for group in groups]
+    return PackedCaptions(index, torch.cat(words), shapes)
+
+
+def split_by_length(vectors: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
+    """Split word vectors (m, x, s) into (m, n, w, s) per shape (w, n)."""
+    parts = zip(vectors.split([w * n for w, n in shapes], dim=1), shapes, strict=True)
+    return [part.unflatten(1, shape).transpose(1, 2) for part, shape in parts]
+
+
+def pair_blocks(
+    images: Images, texts: Texts, sim_dim: int, at_once: bool
+) -> Iterator[tuple[Tensor, Tensor, PackedCaptions]]:
+    """Yield blocks of all pairs: image indices (m,), regions (m, r, d), captions."""
+    rows, by_length = pack(images), texts.mask.sum(dim=1).argsort(stable=True)
+    device = texts.local.device
+    columns = chunk_size(texts.local[0].numel(), len(texts), device)
+    for part in by_length.split(len(texts) if at_once else columns):
+        packed = pack_captions(texts, part)
+        for group in rows:
+            size = len(group.index)
+            if not at_once:
+                size = chunk_size(len(packed.words) * sim_dim, size, device)
+            split = group.index.split(size), group.vectors.split(size)
+            for index, regions in zip(*split, strict=True):
+                yield index, regions, packed
+
+
+# cell pair-nodes
+class SimilarityEncoder(nn.Module):
+    """Similarity nodes of pairs: a global one, and one per word."""
+
+    def __init__(self, width: int, sim_dim: int, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.local_proj = xavier_linear(width, sim_dim)
+        self.global_proj = xavier_linear(width, sim_dim)
+
+    def local_nodes(self, regions: Tensor, words: Tensor, shapes: list) -> Tensor:
+        """Similarity vectors (m, x, s) of words with their attended features."""
+        weights = unit_norm_attention(regions, words, shapes, self.temperature)
+        return local_similarity(regions, words, weights, self.local_proj)
+
+    def forward(self, images: Images, texts: Texts) -> Iterator[NodeBatch]:
+        """Yield the nodes of all pairs, block by block; in training all at once."""
+        sim_dim = self.local_proj.out_features
+        for index, regions, packed in pair_blocks(
+            images, texts, sim_dim, self.training
+        ):
+            captions, words, shapes = packed
+            local = split_by_length(self.local_nodes(regions, words, shapes), shapes)
+            pooled = images.pooled[index][:, None], texts.pooled[torch.cat(captions)]
+            whole = similarity_vector(*pooled, self.global_proj)[:, :, None]
+            whole = whole.split([n for _, n in shapes], dim=1)
+            for caption, *nodes in zip(captions, whole, local, strict=True):
+                yield NodeBatch(index, caption, torch.cat(nodes, dim=2))
+
+    def pairs(self, images: Images, texts: Texts) -> Iterator[NodeBatch]:
+        """Yield the nodes of image b with caption b; captions index the pairs."""
+        for group, other in pack_pairs(images, texts):
+            index, shapes = group.index, [(other.vectors.shape[1], 1)]
+            local = self.local_nodes(group.vectors, other.vectors, shapes)
+            pooled = images.pooled[index], texts.pooled[index]
+            whole = similarity_vector(*pooled, self.global_proj)[:, None]
+            yield NodeBatch(index[:1], index, torch.cat([whole, local], dim=1)[None])
+
+
+# cell sgraf-class
+HEADS = ("SAF", "SGR")
+
+
+class SGRAF(RegionsAndWords):
+    """Similarity graph reasoning (SGR) or attention filtration (SAF).
+
+    region_slots: 0, or the number of regions that every image has, to compute both
     batch norms as the public code does.
     """
 
@@ -240,338 +386,116 @@ class WholesAndParts(RegionsAndWords):
         vocabulary_size: int,
         image_dim: int,
         width: int = 1024,
+        head: str = "SAF",
+        steps: int = 3,
+        sim_dim: int = 256,
+        temperature: float = 9.0,
         dropout: float = 0.4,
         region_slots: int = 0,
-        **more: Any,
+        **encoders: Any,
     ) -> None:
-        own = {"dropout": dropout, "region_slots": region_slots}
-        super().__init__(vocabulary_size, image_dim, width, **more, **own)
-        self.drop = nn.Dropout(dropout)
-        self.one_image = OneVector(width, dropout, region_slots)
-        self.one_text = OneVector(width, dropout)
+        if head not in HEADS:
+            raise input_error("head", repr(head), f"one of {', '.join(HEADS)}")
+        super().__init__(vocabulary_size, image_dim, width, **encoders)
+        self.word_dropout = nn.Dropout(dropout)
+        self.image_pool = SelfAttentionPool(width, dropout, region_slots)
+        self.text_pool = SelfAttentionPool(width, dropout)
+        self.similarity = SimilarityEncoder(width, sim_dim, temperature)
+        saf = head == "SAF"
+        self.head = SAF(sim_dim, region_slots > 0) if saf else SGR(sim_dim, steps)
+        self.score_proj = xavier_linear(sim_dim, 1)
 
     def encode_images(self, batch: ImageBatch) -> Images:
         images = super().encode_images(batch)
-        images.pooled = self.one_image(images.local, images.mask).to(images.local.dtype)
+        pooled = self.image_pool(images.local, images.mask)
+        images.pooled = pooled.to(images.local.dtype)
         return images
 
     def encode_texts(self, batch: TextBatch) -> Texts:
-        words = self.drop(self.word_embedding(batch.words))
-        words = read_words(self.gru, words, batch.lengths)
+        words = self.word_dropout(self.word_embedding(batch.words))
+        words = encode_words(self.gru, words, batch.lengths)
         words = words.to(self.word_embedding.weight.dtype)  # not the autocast one
-        words = unit(words) if self.text_norm else words
-        whole = self.one_text(words, batch.mask).to(words.dtype)
-        return Texts(local=words, mask=batch.mask, pooled=whole)
-
-
-# cell differences
-FIRST_NORM = "clipped_l2norm"  # of chapter 02; SGRAF knows no other
-
-
-def scaled_look(
-    regions: Tensor, words: Tensor, shapes: list[tuple[int, int]], temperature: float
-) -> Tensor:
-    """Weights (m, r, x) of regions for each word, such that what it finds has length one.
-
-    regions: (m, r, d). words: (x, d) or (m, x, d), in the order that ``attend`` wants.
-    """
-    weights = attend(regions @ words.mT, shapes, FIRST_NORM, temperature)
-    gram = regions @ regions.mT
-    square = (weights * (gram @ weights)).sum(dim=1, keepdim=True)
-    return weights / (square.clamp_min(TINY).sqrt() + EPS)
-
-
-def in_work(numbers: int, items: int, device: torch.device) -> int:
-    """How many items of so many numbers to take at a time: a processor's cache full."""
-    return max(1, min(items, TILE.get(device.type, 2**26) // numbers))
-
-
-def compare_words(
-    regions: Tensor, words: Tensor, look: Tensor, read: nn.Linear
-) -> Tensor:
-    """Similarity vectors (m, x, s) of words with what they found by ``scaled_look``."""
-    words = words.expand(len(regions), -1, -1)
-    few = in_work(words[0].numel(), len(words), words.device)
-    parts, vectors = (side.split(few) for side in (regions, words, look)), []
-    for some, asked, weights in zip(*parts, strict=True):
-        apart = torch.baddbmm(asked, weights.mT, some, beta=-1)  # found minus asked
-        # in place where no gradient needs what was there before
-        squared = apart.square() if torch.is_grad_enabled() else apart.square_()
-        vectors.append(unit(read(squared)))
-    return torch.cat(vectors)
-
-
-# cell parts
-class Columns(NamedTuple):
-    """The words of some sentences side by side, in the order that ``attend`` wants."""
-
-    captions: list[Tensor]  # (n,) for each length: which sentences have it
-    words: Tensor  # (x, d): all first words of a length, then all second ones, …
-    shapes: list[tuple[int, int]]  # (w, n) for each length
-
-
-def side_by_side(texts: Texts, captions: Tensor) -> Columns:
-    """The real words of the given sentences; padding is left behind."""
-    groups = pack(texts[captions])
-    words = [group.vectors.transpose(0, 1).flatten(0, 1) for group in groups]
-    shapes = [tuple(reversed(group.where.shape)) for group in groups]
-    return Columns([captions[g.index] for g in groups], torch.cat(words), shapes)
-
-
-def by_shape(vectors: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
-    """Vectors (m, x, s) of all words as (m, n, w, s) for each shape (w, n)."""
-    parts = zip(vectors.split([w * n for w, n in shapes], dim=1), shapes, strict=True)
-    return [part.unflatten(1, shape).transpose(1, 2) for part, shape in parts]
-
-
-def in_parts(
-    images: Images, texts: Texts, sim_dim: int, at_once: bool
-) -> Iterator[tuple[Tensor, Tensor, Columns]]:
-    """Some pictures (m,), their regions (m, r, d), and some sentences, until all have met."""
-    rows, by_length = pack(images), texts.mask.sum(dim=1).argsort(stable=True)
-    device = texts.local.device
-    some = in_work(texts.local[0].numel(), len(texts), device)
-    for part in by_length.split(len(texts) if at_once else some):
-        columns = side_by_side(texts, part)
-        for group in rows:
-            several = len(group.index)
-            if not at_once:
-                several = in_work(len(columns.words) * sim_dim, several, device)
-            split = group.index.split(several), group.vectors.split(several)
-            for index, regions in zip(*split, strict=True):
-                yield index, regions, columns
-
-
-# cell pair-nodes
-class PairNodes(WholesAndParts):
-    """The nodes of a pair: how the wholes fit, and how each word fits what it found."""
-
-    def __init__(
-        self, *sizes: int, sim_dim: int = 256, temperature: float = 9.0, **more: Any
-    ) -> None:
-        super().__init__(*sizes, sim_dim=sim_dim, temperature=temperature, **more)
-        width, self.temperature = self.config["width"], temperature
-        self.read_word, self.read_whole = linear(width, sim_dim), linear(width, sim_dim)
-
-    def local_vectors(self, regions: Tensor, words: Tensor, shapes: list) -> Tensor:
-        look = scaled_look(regions, words, shapes, self.temperature)
-        return compare_words(regions, words, look, self.read_word)
-
-    def tiles(self, images: Images, texts: Texts) -> Iterator[Tile]:
-        """Every picture with every sentence, some at a time; in training all at once."""
-        sim_dim = self.read_word.out_features
-        for index, regions, columns in in_parts(images, texts, sim_dim, self.training):
-            captions, words, shapes = columns
-            local = by_shape(self.local_vectors(regions, words, shapes), shapes)
-            wholes = images.pooled[index][:, None], texts.pooled[torch.cat(captions)]
-            whole = compare(*wholes, self.read_whole)[:, :, None]
-            whole = whole.split([n for _, n in shapes], dim=1)
-            for which, *nodes in zip(captions, whole, local, strict=True):
-                yield Tile(index, which, torch.cat(nodes, dim=2))
-
-    def pair_tiles(self, images: Images, texts: Texts) -> Iterator[Tile]:
-        for group, other in pack_pairs(images, texts):
-            index, shapes = group.index, [(other.vectors.shape[1], 1)]
-            local = self.local_vectors(group.vectors, other.vectors, shapes)
-            wholes = images.pooled[index], texts.pooled[index]
-            whole = compare(*wholes, self.read_whole)[:, None]
-            yield Tile(index[:1], index, torch.cat([whole, local], dim=1)[None])
-
-    def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
-        """Words look at regions: the level below the similarity vectors."""
-        look = partial(attend, first_norm=FIRST_NORM, temperature=self.temperature)
-        return {"t2i": pair_attention(images, texts, look)}
-
-
-# cell public-names
-HEADS = ("SAF", "SGR")
-PUBLIC_ROUND = (
-    ("graph_query_w", "query"),
-    ("graph_key_w", "key"),
-    ("sim_graph_w", "out"),
-)
-PUBLIC_PARTS = {
-    "img_enc.fc": "region_proj",
-    "txt_enc.embed": "word_embedding",
-    "txt_enc.cap_rnn": "gru",
-    "sim_enc.v_global_w.embedding_local.0": "one_image.each",
-    "sim_enc.v_global_w.embedding_local.1": "one_image.each_norm",
-    "sim_enc.v_global_w.embedding_global.0": "one_image.mean",
-    "sim_enc.v_global_w.embedding_global.1": "one_image.mean_norm",
-    "sim_enc.v_global_w.embedding_common.0": "one_image.weigh",
-    "sim_enc.t_global_w.embedding_local.0": "one_text.each",
-    "sim_enc.t_global_w.embedding_global.0": "one_text.mean",
-    "sim_enc.t_global_w.embedding_common.0": "one_text.weigh",
-    "sim_enc.sim_tranloc_w": "read_word",
-    "sim_enc.sim_tranglo_w": "read_whole",
-    "sim_enc.sim_eval_w": "judge",
-    "sim_enc.SAF_module.attn_sim_w": "head.gate",
-    "sim_enc.SAF_module.bn": "head.norm",
-} | {
-    f"sim_enc.SGR_module.{step}.{theirs}": f"head.steps.{step}.{ours}"
-    for step in range(16)  # as many rounds as anyone may have trained
-    for theirs, ours in PUBLIC_ROUND
-}
-
-
-# cell sgraf-class
-class SGRAF(PairNodes):
-    """The nodes of a pair and a head that reads them. Sizes: as ``WholesAndParts``."""
-
-    PUBLIC_NAMES: ClassVar[dict[str, str]] = PUBLIC_PARTS
-
-    def __init__(self, *sizes: int, head: str = "SAF", steps: int = 3, **more: Any):
-        if head not in HEADS:
-            raise input_error("head", repr(head), f"one of {', '.join(HEADS)}")
-        super().__init__(*sizes, head=head, steps=steps, **more)
-        sim_dim, by_caption = self.config["sim_dim"], self.config["region_slots"] > 0
-        self.head = SAF(sim_dim, by_caption) if head == "SAF" else SGR(sim_dim, steps)
-        self.judge = linear(sim_dim, 1)
+        words = l2_normalize_eps(words) if self.text_norm else words
+        pooled = self.text_pool(words, batch.mask).to(words.dtype)
+        return Texts(local=words, mask=batch.mask, pooled=pooled)
 
     def score(self, images: Images, texts: Texts) -> Scores:
         values, places = [], []
         with full_precision(images.local):
-            for tile, vector in self.head(self.tiles(images, texts)):
-                values.append(self.judge(vector).sigmoid().flatten())
-                place = tile.images[:, None] * len(texts) + tile.captions
+            for batch, vector in self.head(self.similarity(images, texts)):
+                values.append(self.score_proj(vector).sigmoid().flatten())
+                place = batch.images[:, None] * len(texts) + batch.captions
                 places.append(place.flatten())
         order = torch.cat(places).argsort()
         return Scores.same(torch.cat(values)[order].view(len(images), len(texts)))
 
     def score_pairs(self, images: Images, texts: Texts) -> Scores:
         with full_precision(images.local):
-            read = list(self.head(self.pair_tiles(images, texts)))
-            values = [self.judge(vector).sigmoid()[0, :, 0] for _, vector in read]
-        order = torch.cat([tile.captions for tile, _ in read]).argsort()
+            found = list(self.head(self.similarity.pairs(images, texts)))
+            values = [self.score_proj(vector).sigmoid()[0, :, 0] for _, vector in found]
+        order = torch.cat([batch.captions for batch, _ in found]).argsort()
         return Scores.same(torch.cat(values)[order])
 
-    def bytes_per_pair(self, images: Images, texts: Texts) -> int:
-        return 64  # a score, its place and their order; the rest stays within a tile
+    def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
+        """Cross-attention of words over regions, below the similarity vectors."""
+        temperature = self.similarity.temperature
+        weights = partial(attend, first_norm=FIRST_NORM, temperature=temperature)
+        return {"t2i": pair_attention(images, texts, weights)}
 
-    @classmethod
-    def from_public(cls, state_dict: Mapping, options: Mapping) -> Self:
-        return load_public(
-            cls(**public_config(state_dict, options)), state_dict, cls.PUBLIC_NAMES
-        )
+    def bytes_per_pair(self, images: Images, texts: Texts) -> int:
+        return 64  # a score, its place and their order; the rest stays within a block
 
 
 # cell build
-PUBLIC_OPTIONS = {
-    "vocab_size": "vocabulary_size",
-    "img_dim": "image_dim",
-    "embed_size": "width",
-    "word_dim": "word_dim",
-    "num_layers": "layers",
-    "bi_gru": "bidirectional",
-    "sim_dim": "sim_dim",
-    "module_name": "head",
-    "sgr_step": "steps",
-}
-SLOTS = "sim_enc.v_global_w.embedding_local.1.weight"  # one number a region slot
-
-
-def public_config(
-    state_dict: Mapping[str, Tensor], options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Our keywords for the options of the public command line, and for its weights."""
-    needed = (*PUBLIC_OPTIONS, "no_imgnorm", "no_txtnorm")
-    if missing := [name for name in needed if name not in options]:
-        raise input_error(
-            "public options", f"no {', '.join(missing)}", "all options of SGRAF"
-        )
-    if SLOTS not in state_dict:
-        raise input_error("public weights", f"no {SLOTS}", "the weights of SGRAF")
-    ours = {name: options[public] for public, name in PUBLIC_OPTIONS.items()}
-    return ours | {
-        "image_norm": not options["no_imgnorm"],
-        "text_norm": not options["no_txtnorm"],
-        "dropout": options.get("dropout", 0.4),  # fixed in the public code
-        "region_slots": len(state_dict[SLOTS]),
-    }
-
-
-OWN = ("width", "word_dim", "head", "sim_dim", "steps", "temperature", "dropout")
-
-
 def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> SGRAF:
-    """The model that the parameters of this chapter describe."""
-    chosen = {name: parameters[name] for name in (*OWN, "region_slots")}
+    """Build the model that the parameters of this chapter describe."""
+    names = ("width", "word_dim", "head", "sim_dim", "steps", "temperature", "dropout")
+    chosen = {name: parameters[name] for name in (*names, "region_slots")}
     return SGRAF(vocabulary_size, image_dim, **chosen)
 
 
+def stages(parameters: Mapping[str, Any], model: SGRAF) -> list[Stage]:
+    """List the one training of this chapter: hinge loss, hardest negatives."""
+    margin, warmup = parameters["margin"], parameters["warmup_epochs"]
+    objective = HingeTriplet(margin=margin, hardest=True, warmup_epochs=warmup)
+    return [Stage("train", model, objective, train_config(parameters))]
+
+
 # cell plain
-def filter_nodes(nodes: Tensor, saf: SAF) -> Tensor:
-    """SAF as the paper writes it: nodes (i, k, s) to one vector (i, s). Evaluation only."""
+def saf_by_definition(nodes: Tensor, saf: SAF) -> Tensor:
+    """Reference of SAF in evaluation: nodes (i, k, s) to vectors (i, s)."""
     norm, gates = saf.norm, saf.gate(nodes)  # (i, k, 1)
-    spread = (norm.running_var + norm.eps).sqrt()
-    gates = ((gates - norm.running_mean) / spread * norm.weight + norm.bias).sigmoid()
-    return unit((gates / (gates.sum(dim=1, keepdim=True) + EPS) * nodes).sum(dim=1))
+    std = (norm.running_var + norm.eps).sqrt()
+    gates = ((gates - norm.running_mean) / std * norm.weight + norm.bias).sigmoid()
+    return l2_normalize_eps(
+        (gates / (gates.sum(dim=1, keepdim=True) + EPS) * nodes).sum(dim=1)
+    )
 
 
-def reason(nodes: Tensor, sgr: SGR) -> Tensor:
-    """SGR as the paper writes it: every node asks every node in every round."""
+def sgr_by_definition(nodes: Tensor, sgr: SGR) -> Tensor:
+    """Reference of SGR: every node (i, k, s) is updated in every step."""
     for step in sgr.steps:
-        edges = (step.query(nodes) @ step.key(nodes).mT).softmax(dim=-1)  # (i, k, k)
-        nodes = step.out(edges @ nodes).relu()
+        edges = (step.q_proj(nodes) @ step.k_proj(nodes).mT).softmax(dim=-1)
+        nodes = step.out_proj(edges @ nodes).relu()  # edges (i, k, k)
     return nodes[:, 0]
 
 
-def sgraf_by_loop(model: "SGRAF", images: Images, texts: Texts) -> Tensor:
-    """Scores (i, c), one caption at a time, every vector built; no region masks."""
+def score_by_loop(model: SGRAF, images: Images, texts: Texts) -> Tensor:
+    """Reference scores (i, c), one caption at a time; all regions must be real."""
+    similarity, saf = model.similarity, isinstance(model.head, SAF)
     columns = []
-    for words, mask, whole in zip(texts.local, texts.mask, texts.pooled, strict=True):
+    for words, mask, pooled in zip(texts.local, texts.mask, texts.pooled, strict=True):
         repeated = words[mask].expand(len(images), -1, -1)  # (i, w, d)
         keys, queries = images.local, repeated
         affinity = keys @ queries.mT  # (i, k, q)
         shapes = [(queries.shape[1], 1)]
-        weights = attend(affinity, shapes, FIRST_NORM, model.temperature)
+        weights = attend(affinity, shapes, FIRST_NORM, similarity.temperature)
         attended = weights.mT @ keys  # (i, q, d)
-        local = compare(unit(attended), queries, model.read_word)
-        whole = compare(images.pooled, whole, model.read_whole)
+        local = similarity_vector(
+            l2_normalize_eps(attended), queries, similarity.local_proj
+        )
+        whole = similarity_vector(images.pooled, pooled, similarity.global_proj)
         nodes = torch.cat([whole[:, None], local], dim=1)  # (i, 1 + w, s)
-        summary = filter_nodes if isinstance(model.head, SAF) else reason
-        columns.append(model.judge(summary(nodes, model.head)).sigmoid())
+        summary = saf_by_definition if saf else sgr_by_definition
+        columns.append(model.score_proj(summary(nodes, model.head)).sigmoid())
     return torch.cat(columns, dim=1)
-
-
-# cell public-values
-def public_values(model: SGRAF, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Our values for what a golden case of the public code holds under ``mid.*``."""
-    image_batch, text_batch = batches(arrays)
-    images, texts = model.encode_images(image_batch), model.encode_texts(text_batch)
-    values = {
-        "mid.img_emb": images.local,
-        "mid.words": texts.local,
-        "mid.img_selfattn": model.one_image.weights(images.local, images.mask),
-        "mid.img_glo": images.pooled,
-        "mid.cap_glo": texts.pooled,
-    }
-    if "in.probe_cap" in arrays:
-        probe = int(arrays["in.probe_cap"])
-        values |= probe_values(model, images, texts[probe : probe + 1])
-    return {name: value for name, value in values.items() if name in arrays}
-
-
-def probe_values(model: SGRAF, images: Images, text: Texts) -> dict[str, Tensor]:
-    """One caption with every image, layer by layer."""
-    words = text.local[text.mask]
-    repeated = text[torch.zeros(len(images), dtype=torch.long)]
-    weights = model.attention(images, repeated)["t2i"].weights[:, : len(words)]
-    shapes = [(len(words), 1)]
-    look = scaled_look(images.local, words, shapes, model.temperature)
-    (tile,) = model.tiles(images, text)
-    ((_, vector),) = model.head([tile])
-    values = {
-        "mid.probe_attn": weights,
-        "mid.probe_context": look.mT @ images.local,
-        "mid.probe_sim_emb": tile.nodes[:, 0],
-        "mid.probe_vec": vector[:, 0],
-    }
-    if isinstance(model.head, SAF):
-        return values | {"mid.probe_saf_attn": model.head.weights([tile])[0][:, 0]}
-    nodes = tile.nodes[:, 0]
-    for number, step in enumerate(model.head.steps):
-        maps = step.multiplied()
-        values[f"mid.probe_edge{number}"] = step.edges(nodes, nodes, maps)
-        nodes = values[f"mid.probe_nodes{number}"] = step(nodes, nodes, maps)
-    return values

@@ -18,21 +18,22 @@ from itm_utils.matcher import (
     Texts,
 )
 from itm_utils.models.keeping_score import MeanPool, masked_mean
+from itm_utils.training import Stage, train_config
 
 
 # cell unit-length
 def l2_normalize(vectors: Tensor) -> Tensor:
-    """Divide each vector by its length. A zero vector stays what it is."""
-    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / length.masked_fill(length == 0, 1)
+    """L2-normalise the last axis; a zero vector stays zero."""
+    norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / norm.masked_fill(norm == 0, 1)
 
 
 # cell order-scores
-ORDER_CHUNK = 2**24  # numbers in the largest temporary: 64 MB in single precision
+ORDER_CHUNK = 2**24  # elements of the largest temporary: 64 MB in single precision
 
 
 def order_scores(images: Tensor, captions: Tensor) -> Tensor:
-    """Minus the length of what caption c claims beyond image i: (i, c)."""
+    """Negative order violation of all pairs, -||relu(caption - image)||: (i, c)."""
     rows = max(1, ORDER_CHUNK // max(1, captions.numel()))
     parts = [
         -torch.linalg.vector_norm((captions[None] - some[:, None]).relu(), dim=-1)
@@ -43,7 +44,7 @@ def order_scores(images: Tensor, captions: Tensor) -> Tensor:
 
 # cell caption-reader
 class GRUTextEncoder(nn.Module):
-    """Word vectors and a GRU: a caption becomes the state after its last word."""
+    """Word embeddings and a GRU; a caption is the state at its last word."""
 
     def __init__(
         self, vocabulary_size: int, word_dim: int, width: int, layers: int
@@ -54,11 +55,11 @@ class GRUTextEncoder(nn.Module):
         nn.init.uniform_(self.word_embedding.weight, -0.1, 0.1)
 
     def states(self, batch: TextBatch) -> Tensor:
-        """(c, w, d): what the GRU knows after each word."""
+        """GRU state after each word: (c, w, d)."""
         return self.gru(self.word_embedding(batch.words))[0]
 
     def forward(self, batch: TextBatch) -> Tensor:
-        """(c, d): what it knows after the last one."""
+        """GRU state after the last word: (c, d)."""
         rows = torch.arange(len(batch), device=batch.lengths.device)
         return self.states(batch)[rows, batch.lengths - 1]
 
@@ -68,7 +69,7 @@ MEASURES = ("cosine", "order")
 
 
 class GlobalEmbeddingMixin:
-    """Scoring for every matcher that makes one vector an image and one a caption."""
+    """Scoring for matchers with one embedding per image and one per caption."""
 
     measure = "cosine"
 
@@ -79,14 +80,14 @@ class GlobalEmbeddingMixin:
 
     def score_pairs(self, images: Images, texts: Texts) -> Scores:
         if self.measure == "order":
-            claimed_beyond = (texts.pooled - images.pooled).relu()
-            return Scores.same(-torch.linalg.vector_norm(claimed_beyond, dim=-1))
+            violation = (texts.pooled - images.pooled).relu()
+            return Scores.same(-torch.linalg.vector_norm(violation, dim=-1))
         return Scores.same((images.pooled * texts.pooled).sum(dim=-1))  # (b,)
 
 
 # cell vsepp
 class VSEPP(GlobalEmbeddingMixin, Matcher):
-    """A linear map of the image, a GRU over the caption, one vector each."""
+    """VSE++: linear projection of the mean region, GRU over the caption."""
 
     def __init__(
         self,
@@ -99,8 +100,7 @@ class VSEPP(GlobalEmbeddingMixin, Matcher):
         image_norm: bool = True,
         absolute: bool = False,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-        super().__init__(**given)
+        super().__init__()
         if measure not in MEASURES:
             raise input_error("measure", repr(measure), f"one of {', '.join(MEASURES)}")
         self.measure, self.image_norm, self.absolute = measure, image_norm, absolute
@@ -121,31 +121,31 @@ class VSEPP(GlobalEmbeddingMixin, Matcher):
 
 # cell hinge-loss
 def hinge_loss(scores: Scores, margin: float, hardest: bool) -> Tensor:
-    """Triplet loss of a batch in which image b matches caption b; a sum, not a mean.
+    """Triplet ranking loss of a batch where image b matches caption b, summed.
 
-    scores: (b, b) both ways. hardest: only the worst violation of each query counts.
+    scores: (b, b), both directions. hardest: only the hardest negative of each query.
     """
     if scores.i2t.dim() != 2 or scores.i2t.shape[0] != scores.i2t.shape[1]:
         shape = tuple(scores.i2t.shape)
         raise input_error(
             "hinge_loss", f"scores of shape {shape}", "as many images as captions"
         )
-    right = torch.eye(len(scores.i2t), dtype=torch.bool, device=scores.i2t.device)
-    wrong_captions = margin + scores.i2t - scores.i2t.diagonal()[:, None]
-    wrong_images = margin + scores.t2i - scores.t2i.diagonal()[None, :]
-    wrong_captions = wrong_captions.clamp(min=0).masked_fill(right, 0)
-    wrong_images = wrong_images.clamp(min=0).masked_fill(right, 0)
+    positive = torch.eye(len(scores.i2t), dtype=torch.bool, device=scores.i2t.device)
+    caption_costs = margin + scores.i2t - scores.i2t.diagonal()[:, None]
+    image_costs = margin + scores.t2i - scores.t2i.diagonal()[None, :]
+    caption_costs = caption_costs.clamp(min=0).masked_fill(positive, 0)
+    image_costs = image_costs.clamp(min=0).masked_fill(positive, 0)
     if hardest:
-        wrong_captions = wrong_captions.max(dim=1).values  # one caption an image
-        wrong_images = wrong_images.max(dim=0).values  # one image a caption
-    return wrong_captions.sum() + wrong_images.sum()
+        caption_costs = caption_costs.max(dim=1).values  # one negative per image
+        image_costs = image_costs.max(dim=0).values  # one negative per caption
+    return caption_costs.sum() + image_costs.sum()
 
 
 # cell hinge-triplet
 class HingeTriplet:
-    """The loss of VSE++, and of most models after it.
+    """Hinge-based triplet ranking loss as an objective.
 
-    warmup_epochs: so many epochs over all negatives before the hardest take over.
+    hardest: the hardest negatives only. warmup_epochs: epochs over all negatives first.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class HingeTriplet:
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """The training loop calls this at the start of each epoch, counted from 0."""
+        """Called by the training loop at the start of each epoch, counted from 0."""
         self.hardest_now = self.hardest and epoch >= self.warmup_epochs
 
     def __call__(
@@ -173,7 +173,7 @@ MODELS = ("VSE++", "mean-pool")
 
 
 def build(parameters: Mapping, vocabulary_size: int, image_dim: int) -> Matcher:
-    """The model that this chapter's parameters describe."""
+    """Build the matcher that the chapter's parameters describe."""
     name, width = parameters["model_name"], parameters["width"]
     if name not in MODELS:
         raise input_error("model_name", repr(name), f"one of {', '.join(MODELS)}")
@@ -182,3 +182,11 @@ def build(parameters: Mapping, vocabulary_size: int, image_dim: int) -> Matcher:
     names = ("word_dim", "measure", "image_norm", "absolute")
     options = {name: parameters[name] for name in names}
     return VSEPP(vocabulary_size, image_dim, width, **options)
+
+
+# cell stages
+def stages(parameters: Mapping, model: Matcher) -> list[Stage]:
+    """The one training of a run: the triplet loss, with or without a warm-up."""
+    names = ("margin", "hardest", "warmup_epochs")
+    objective = HingeTriplet(**{name: parameters[name] for name in names})
+    return [Stage("train", model, objective, train_config(parameters))]

@@ -4,57 +4,45 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_type_hints
 
 import torch
 
 from itm_utils.errors import input_error
-
-SCHEDULES = ("constant", "step", "cosine")
-DEVICES = ("auto", "cpu", "cuda", "mps")
-PRECISIONS = ("fp32", "bf16")
-# Settings that are numbers, their type and the least value that makes sense.
-NUMBERS = (
-    (("epochs", "batch_size", "decay_every", "cycle_growth", "checkpoint_every"), int, 1),
-    (("validate_every", "seed", "num_workers"), int, 0),
-    (("learning_rate",), (int, float), 1e-12),
-    (("decay", "clip_norm"), (int, float), 0),
-)
+from itm_utils.validation import Count, CountOrZero, NotNegative, Positive, settings_model, validated
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Everything that decides a run besides model, objective and data. Plain values: papermill can set them."""
 
-    epochs: int = 30
-    batch_size: int = 128
-    learning_rate: float = 2e-4
-    schedule: str = "step"  # constant, step, or cosine with warm restarts
-    decay_every: int = 15  # step: epochs between drops; cosine: epochs of the first cycle
-    decay: float = 0.1  # step: factor of a drop; cosine: lowest rate as a part of the first
-    cycle_growth: int = 1  # cosine: each cycle is this many times as long as the one before
-    clip_norm: float = 2.0  # total gradient norm; 0 for no clipping
-    validate_every: int = 0  # steps; 0 for the end of every epoch
-    checkpoint_every: int = 500  # steps
+    epochs: Count = 30
+    batch_size: Count = 128
+    learning_rate: Positive = 2e-4
+    schedule: Literal["constant", "step", "cosine"] = "step"  # constant, step, or cosine with warm restarts
+    decay_every: Count = 15  # step: epochs between drops; cosine: epochs of the first cycle
+    decay: NotNegative = 0.1  # step: factor of a drop; cosine: lowest rate as a part of the first
+    cycle_growth: Count = 1  # cosine: each cycle is this many times as long as the one before
+    clip_norm: NotNegative = 2.0  # total gradient norm; 0 for no clipping
+    validate_every: CountOrZero = 0  # steps; 0 for the end of every epoch
+    checkpoint_every: Count = 500  # steps
     select: str = "rsum"  # the validation metric that chooses the best weights
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "fp32"
+    seed: CountOrZero = 0
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
     compiled: bool = False  # scores through torch.compile; the first steps take minutes, and a C++ compiler is needed
-    num_workers: int = 0
+    num_workers: CountOrZero = 0
 
     def __post_init__(self) -> None:
-        for name, choices in (("schedule", SCHEDULES), ("device", DEVICES), ("precision", PRECISIONS)):
-            if getattr(self, name) not in choices:
-                raise input_error(name, repr(getattr(self, name)), f"one of {', '.join(choices)}")
-        for names, kind, least in NUMBERS:
-            for name in names:
-                value = getattr(self, name)
-                if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
-                    what = "a whole number" if kind is int else "a number"
-                    raise input_error(name, repr(value), f"{what} from {least:g} up")
+        validated(TrainSettings, vars(self))
         available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
         if self.device in available and not available[self.device]():
             raise input_error("device", repr(self.device), "a device this machine has", "Use device='auto' or 'cpu'.")
+
+
+# The types and limits of the settings: of a configuration, and of the parameters of a chapter that have their names.
+TRAIN_TYPES = get_type_hints(TrainConfig, include_extras=True)
+TrainSettings = settings_model("TrainSettings", {name: (kind, ...) for name, kind in TRAIN_TYPES.items()})
 
 
 def lr_multiplier(config: TrainConfig, epoch: float) -> float:

@@ -18,7 +18,7 @@ from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Matcher, OfflineNegatives, PairBatch, length_mask
 from itm_utils.models.aoq import encode
-from itm_utils.models.ccr_ccs import Constrained
+from itm_utils.models.ccr_ccs import AttentionConstraintLoss
 from itm_utils.models.vsepp import HingeTriplet
 
 # A stand-in of golden cases takes vectors for features: no model, and without sizes.
@@ -41,7 +41,7 @@ def meta_batch(pairs: PairDataset) -> PairBatch:
 
 def made(objective: type) -> Callable:
     """With its defaults; one that adds to another is given the first of the book."""
-    return objective(HingeTriplet()) if "objective" in inspect.signature(objective).parameters else objective()
+    return objective(HingeTriplet()) if "ranking_loss" in inspect.signature(objective).parameters else objective()
 
 
 def test_there_is_something_to_test() -> None:
@@ -68,7 +68,7 @@ def test_objective_on_another_device(
     matcher: type[Matcher], objective: type, any_pairs: PairDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = small(matcher, 30, any_pairs.split.feature_dim).to("meta"), meta_batch(any_pairs)
-    if objective is Constrained and not model.attention(*encode(model, batch)):
+    if objective is AttentionConstraintLoss and not model.attention(*encode(model, batch)):
         with pytest.raises(ItmError, match="no attention"):
             made(objective)(model, batch)
         return

@@ -54,21 +54,21 @@ def test_stage_copies_only_what_changed_and_removes_what_vanished(project: Path)
 
 
 def test_executed_stage_takes_notebooks_and_records_of_the_last_run(project: Path) -> None:
-    for folder, words in (("_build/runs", "run"), ("book/data/runs", "committed")):
+    for folder, words in (("_build/executions", "run"), ("book/data/executions", "committed")):
         (project / folder).mkdir(parents=True)
         (project / folder / "01_tiny.json").write_text(words)
     with pytest.raises(ItmError, match="no executed copy"):
         stage(project, executed=True)
     (project / "_build/notebooks").mkdir()
     (project / "_build/notebooks/01_tiny.ipynb").write_text("executed")
-    (project / "book/data/runs/02_old.json").write_text("committed only")
+    (project / "book/data/executions/02_old.json").write_text("committed only")
     stage(project, executed=True)
     staged = project / "_build/stage"
     assert (staged / "notebooks/01_tiny.ipynb").read_text() == "executed"
-    assert (staged / "book/data/runs/01_tiny.json").read_text() == "run"
-    assert not (staged / "book/data/runs/02_old.json").exists()
+    assert (staged / "book/data/executions/01_tiny.json").read_text() == "run"
+    assert not (staged / "book/data/executions/02_old.json").exists()
     stage(project, executed=False)
-    assert (staged / "book/data/runs/01_tiny.json").read_text() == "committed"
+    assert (staged / "book/data/executions/01_tiny.json").read_text() == "committed"
 
 
 def test_missing_or_malformed_contents_is_one_clear_error(project: Path) -> None:
@@ -111,8 +111,8 @@ def test_a_build_after_a_failed_one_starts_afresh(project: Path, monkeypatch: py
 def test_strict_build(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
     """From a half-written state without a repository; then with one, and a broken reference."""
     html = project / "_build/html"
-    (project / "book/data/runs").mkdir(parents=True)
-    (project / "book/data/runs/01_tiny.json").write_text(json.dumps(RECORD))
+    (project / "book/data/executions").mkdir(parents=True)
+    (project / "book/data/executions/01_tiny.json").write_text(json.dumps(RECORD))
     html.mkdir(parents=True)
     (html / "old.html").write_text("from an older layout")
     (project / "_build/.doctrees").mkdir()
@@ -129,7 +129,7 @@ def test_strict_build(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert "Quick one" not in table and '<th class="stub">' in table and "<caption>" in table
 
     monkeypatch.setenv("BOOK_REPOSITORY_URL", "https://github.com/o/r")
-    (project / "book/data/runs/01_tiny.json").unlink()
+    (project / "book/data/executions/01_tiny.json").unlink()
     (project / "book/index.md").write_text("# Tiny\n\n{ref}`nowhere`\n")
     assert not build(project, executed=False)
     assert "nowhere" in capfd.readouterr().err

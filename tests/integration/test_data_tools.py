@@ -26,7 +26,8 @@ from itm_lab.data import registry as known
 from itm_lab.data import scan
 from itm_lab.data.bottom_up import convert
 from itm_lab.data.cli import app
-from itm_lab.data.karpathy import coco_file_name, picture_key, read_karpathy
+from itm_lab.data.coco_judgements import _numbers
+from itm_lab.data.karpathy import coco_file_name, image_key, read_karpathy
 from itm_lab.data.registry import Known
 from itm_lab.data.selection import Wanted, wanted_from_karpathy
 from itm_lab.data.tsv import LONGEST as TOO_LONG
@@ -34,7 +35,6 @@ from itm_lab.data.tsv import SIX
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError
-from itm_utils.metrics.multi_positive import _numbers
 
 SCRIPT = Path(__file__).resolve().parents[1] / "killed_convert.py"
 REGIONS, WIDTH, SIZE = 3, 4, (64, 48)
@@ -56,7 +56,7 @@ def itm(*words: object) -> Result:
 
 
 def regions_of(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Features (r, d) and boxes (r, 4) of a picture."""
+    """Features (r, d) and boxes (r, 4) of an image."""
     rng = np.random.default_rng(number)
     corner = rng.uniform(0, 20, size=(REGIONS, 2))
     return rng.normal(size=(REGIONS, WIDTH)), np.concatenate(
@@ -70,7 +70,7 @@ def encoded(values: np.ndarray) -> str:
 
 def tsv_row(name: object, number: int | None = None, ten: bool = False, **other: object) -> list[str]:
     """A line of a TSV file as its columns. other: columns that say something else."""
-    features, boxes = regions_of(int(picture_key(str(name))) if number is None else number)
+    features, boxes = regions_of(int(image_key(str(name))) if number is None else number)
     row = {"id": name, "w": SIZE[0], "h": SIZE[1], "n": REGIONS, "boxes": encoded(boxes), "features": encoded(features)}
     row |= other
     order = ["id", "h", "w", *"0000", "n", "boxes", "features"] if ten else list(row)
@@ -83,7 +83,7 @@ def write_tsv(path: Path, rows: list[list[str]], end: str = "\r\n") -> Path:
 
 
 def karpathy_json(path: Path, splits: dict[str, list[int]], coco: bool = False, per_image: int = 5) -> Path:
-    """Karpathy's format. splits: his name of a split → numbers of pictures."""
+    """Karpathy's format. splits: his name of a split → numbers of images."""
     images = []
     for split, numbers in splits.items():
         for number in numbers:
@@ -110,7 +110,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Known:
-    """A Flickr30K of a few pictures, instead of the real one."""
+    """A Flickr30K of a few images, instead of the real one."""
     images = {"train": (8,), "dev": (4,), "test": (4,)}
     few = Known("Flickr30K", "f30k_precomp", images, repeated=("dev", "test"), within={})
     coco = Known("MS-COCO", "coco_precomp", {"train": (8,), "testall": (6,), "test": (4,)}, (), {"test": "testall"})
@@ -138,9 +138,9 @@ def f30k(small: Known, whole_f30k: Path, tmp_path: Path) -> Path:
 def test_names_of_one_picture_have_one_key() -> None:
     assert coco_file_name(391895) == "COCO_val2014_000000391895.jpg"
     names = ["391895", "000000391895", "COCO_val2014_000000391895.jpg", "val2014/COCO_val2014_000000391895"]
-    assert {picture_key(name) for name in names} == {"391895"}
-    assert picture_key("9" * 5000) == "9" * 5000 and picture_key("000") == "0"
-    assert picture_key("1000092795.jpg") == "1000092795" and picture_key("25_0ab.d.jpg") == "25_0ab.d"
+    assert {image_key(name) for name in names} == {"391895"}
+    assert image_key("9" * 5000) == "9" * 5000 and image_key("000") == "0"
+    assert image_key("1000092795.jpg") == "1000092795" and image_key("25_0ab.d.jpg") == "25_0ab.d"
 
 
 def test_splits_of_coco(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_splits_of_coco(tmp_path: Path) -> None:
     assert "1 caption with control characters, now spaces (first: COCO_val2014_000000000002.jpg)" in result.stdout
     assert (out / "testall_caps.txt").read_bytes() == (out / "test_caps.txt").read_bytes()  # fewer than 1,000
     assert not (out / "testall_owners.npy").exists()
-    assert "dev: 1 picture, 5 captions" in result.stdout
+    assert "dev: 1 image, 5 captions" in result.stdout
     assert _numbers(out / "testall_ids.txt", ["5", "6"]) == [5, 6]  # as the judgements of COCO want them
     again = itm("split-captions", path, "--out", out)
     assert again.exit_code == 0 and "written" not in again.stdout
@@ -172,7 +172,7 @@ def test_of_a_large_file_of_splits_only_what_is_asked_for_is_kept(tmp_path: Path
     splits = read_karpathy(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert splits.pictures("train")[99].captions[4] == "a red star . 99"
+    assert splits.images("train")[99].captions[4] == "a red star . 99"
     assert peak < 3 * path.stat().st_size  # the file as bytes and as text; all its words would be seven times as much
     changed(path, lambda c: [s.pop("raw") for image in c["images"] for s in image["sentences"]])
     assert read_karpathy(path).pictures("train")[99].captions[4] == " ".join(words)
@@ -193,7 +193,7 @@ def test_ids_are_written_once_the_captions_agree(tmp_path: Path) -> None:
     path = karpathy_json(tmp_path / "f.json", {"train": [10, 11], "val": [12, 13, 14], "test": [15, 16]})
     root = dataset_of(path, tmp_path / "f30k", "dev", pictures=2)  # cut, as validation sets often are
     result = itm("ids", root, "dev", "--karpathy", path)
-    assert "dev: 2 pictures, every caption as in f.json" in result.stdout
+    assert "dev: 2 images, every caption as in f.json" in result.stdout
     assert open_split(root, "dev").ids == ["12.jpg", "13.jpg"]
     assert itm("ids", root, "dev", "--karpathy", path).exit_code == 0
     other = itm("ids", root, "dev", "--karpathy", path, "--numbers")
@@ -230,8 +230,8 @@ def test_rows_stand_in_the_order_of_the_split(tmp_path: Path, ten: bool) -> None
     second = write_tsv(tmp_path / "b.tsv", [tsv_row(names[n], ten=ten) for n in (8, 9)], end="\n")
     result = itm("convert-tsv", first, second, "--out", tmp_path / "out", "--split", "dev", "--captions", path)
     assert result.exit_code == 0, result.output
-    assert "1 other picture in the files" in result.stdout
-    assert "1 picture stood again with the same numbers, first 8: skipped" in result.stdout
+    assert "1 other image in the files" in result.stdout
+    assert "1 image stood again with the same numbers, first 8: skipped" in result.stdout
     split = open_split(tmp_path / "out", "dev")
     assert split.ids == ["9", "7", "8"] and split.n_captions == 15
     for row, number in enumerate((9, 7, 8)):
@@ -256,7 +256,7 @@ def test_names_of_columns_long_fields_and_sizes_the_other_way_round(tmp_path: Pa
     assert np.load(tmp_path / "out/dev_sizes.npy").tolist() == [[64, 48]] * 2
     tall = encoded(np.array([[0, 0, 40, 60]] * REGIONS))
     tsv = write_tsv(tmp_path / "b.tsv", [tsv_row(1, boxes=tall)])
-    with pytest.raises(ItmError, match=r"a box \(0, 0, 40, 60\) outside its picture of 64 x 48.*--swap-sizes"):
+    with pytest.raises(ItmError, match=r"a box \(0, 0, 40, 60\) outside its image of 64 x 48.*--swap-sizes"):
         convert([tsv], tmp_path / "out", "tall")
     convert([tsv], tmp_path / "out", "tall", swap_sizes=True)
     assert np.load(tmp_path / "out/tall_sizes.npy").tolist() == [[48, 64]]
@@ -273,7 +273,7 @@ def test_a_file_that_was_forgotten_can_be_given_later(tmp_path: Path) -> None:
     first = write_tsv(tmp_path / "a.tsv", [tsv_row(n) for n in (1, 2)])
     second = write_tsv(tmp_path / "b.tsv", [tsv_row(3)])
     wanted = Wanted(["3", "1", "2"])
-    with pytest.raises(ItmError, match="1 of 3 pictures in no file, first 3"):
+    with pytest.raises(ItmError, match="1 of 3 images in no file, first 3"):
         convert([first], tmp_path / "out", "dev", wanted)
     assert not (tmp_path / "out/dev_ims.npy").exists()
     with pytest.raises(ItmError, match="an unfinished conversion of other files"):
@@ -316,7 +316,7 @@ def test_outputs_that_are_there_are_never_replaced(tmp_path: Path) -> None:
 
 
 def tsv_with(**other: object) -> Callable[[Path], list]:
-    """A conversion of two pictures, of which the second says something else."""
+    """A conversion of two images, of which the second says something else."""
 
     def setup(tmp_path: Path) -> list:
         tsv = write_tsv(tmp_path / "a.tsv", [tsv_row(1), tsv_row(other.get("id", 2), number=2, **other)])
@@ -367,7 +367,7 @@ def pipe(tmp_path: Path) -> list:
 
 
 def unfinished(name: str, content: bytes) -> Callable[[Path], list]:
-    """A conversion that lacks a picture, with one of its files replaced."""
+    """A conversion that lacks an image, with one of its files replaced."""
 
     def setup(tmp_path: Path) -> list:
         call = ids_with(b"1\n2\n3\n")(tmp_path)
@@ -402,7 +402,7 @@ OUTSIDE = encoded(np.array([[0, 0, 10, 10], [1, 1, 70, 20], [0, 0, 5, 5]]))
 TURNED = encoded(np.array([[0, 0, 10, 10], [9, 1, 5, 20], [0, 0, 5, 5]]))
 NAN = encoded(np.full((REGIONS, WIDTH), np.nan))
 ERRORS: dict[str, tuple[Callable[[Path], list], str]] = {
-    "wrong base64": (tsv_with(features="?!" * 32), "a.tsv, line 2 (picture 2): found damaged base64 in features"),
+    "wrong base64": (tsv_with(features="?!" * 32), "a.tsv, line 2 (image 2): found damaged base64 in features"),
     "base64 cut": (tsv_with(features=encoded(regions_of(2)[0])[:-3]), "damaged base64 in features"),
     "base64 of another length": (tsv_with(features=encoded(np.zeros(WIDTH))), "16 bytes of features for 3 boxes"),
     "boxes of another number": (tsv_with(n=4), "12 numbers for 4 boxes, expected four a box"),
@@ -411,27 +411,27 @@ ERRORS: dict[str, tuple[Callable[[Path], list], str]] = {
     "other width": (tsv_with(features=encoded(np.zeros((3, 5)))), "3 boxes with 5 numbers each, expected 3 boxes with 4"),
     "fewer boxes": (
         tsv_with(n=2, boxes=encoded(np.ones((2, 4))), features=encoded(np.ones((2, 4)))),
-        "expected 3 boxes with 4 numbers each, as before. All pictures need as many boxes",
+        "expected 3 boxes with 4 numbers each, as before. All images need as many boxes",
     ),
     "number of boxes is no number": (tsv_with(n="many"), "found many as num_boxes, expected a positive whole number"),
     "NaN": (tsv_with(features=NAN), "a NaN or infinity in features"),
-    "box outside": (tsv_with(boxes=OUTSIDE), "a box (1, 1, 70, 20) outside its picture of 64 x 48"),
+    "box outside": (tsv_with(boxes=OUTSIDE), "a box (1, 1, 70, 20) outside its image of 64 x 48"),
     "box turned": (tsv_with(boxes=TURNED), "a box (9, 1, 5, 20) that ends before it begins"),
-    "picture without size": (tsv_with(w=0), "found 0 as width"),
+    "image without size": (tsv_with(w=0), "found 0 as width"),
     "endless width": (tsv_with(w="9" * 5000), "as width, expected a positive whole number of at most nine digits"),
     "width beyond its file": (tsv_with(w=10**10, h=10**10), "found 10000000000 as width"),
-    "name with a bell": (tsv_with(id="2\a"), "(picture 2?): found control characters in the name '2\\x07'"),
+    "name with a bell": (tsv_with(id="2\a"), "(image 2?): found control characters in the name '2\\x07'"),
     "no line ends": (tsv_bytes(lambda c: b"\t" * (TOO_LONG + 1)), "line 1: found a line of 67 MB or more"),
     "pipe": (pipe, "f.json: found neither a file nor a folder"),
     "journal of something else": (unfinished("journal.json", b"{}"), "_unfinished: found damaged files ('sources')"),
     "unfinished features cut": (unfinished("ims.npy", b"\x93NUMPY"), "_unfinished: found damaged files (EOF"),
-    "no name": (tsv_with(id=" "), "no name of a picture"),
-    "name in Latin-1": (tsv_bytes(lambda c: b"\xe9" + c), "no name of a picture"),
-    "same picture, other numbers": (tsv_with(id="1"), "line 2 (picture 1): found the picture again, with other numbers"),
+    "no name": (tsv_with(id=" "), "no name of an image"),
+    "name in Latin-1": (tsv_bytes(lambda c: b"\xe9" + c), "no name of an image"),
+    "same image, other numbers": (tsv_with(id="1"), "line 2 (image 1): found the image again, with other numbers"),
     "missing column": (tsv_bytes(lambda c: c.replace(b"\t3\t", b"\t")), "found 5 columns, expected 6 (image_id"),
     "unnamed column": (tsv_bytes(lambda c: b"image_id\timage_w\timage_h\r\n" + c), "found no column boxes"),
     "file cut": (tsv_bytes(lambda c: c[: len(c) * 3 // 5]), "line 2: found 5 columns"),
-    "empty file": (tsv_bytes(lambda c: b""), "a.tsv: found no picture"),
+    "empty file": (tsv_bytes(lambda c: b""), "a.tsv: found no image"),
     "symbolic links in a circle": (loop, "a symbolic link that leads nowhere or in a circle"),
     "folder": (folder, "f.json: found a folder"),
     "a list": (json_bytes(b"[1, 2]"), "found a list without a list of images"),
@@ -447,8 +447,8 @@ ERRORS: dict[str, tuple[Callable[[Path], list], str]] = {
     "unknown split": (json_with(lambda c: c["images"][1].update(split="dev")), "images[1]: found split dev, expected"),
     "no text": (json_with(lambda c: sentence(c).clear()), "a sentence without raw text and tokens"),
     "no caption": (json_with(lambda c: c["images"][1].update(sentences=[])), "not one caption of 2.jpg"),
-    "two pictures of a name": (json_with(lambda c: c["images"][2].update(filename="2.jpg")), "name 2.jpg of 2 pictures"),
-    "missing picture": (ids_with(b"2\n1\n3\n"), "1 of 3 pictures in no file, first 3"),
+    "two images of a name": (json_with(lambda c: c["images"][2].update(filename="2.jpg")), "name 2.jpg of 2 images"),
+    "missing image": (ids_with(b"2\n1\n3\n"), "1 of 3 images in no file, first 3"),
     "duplicated id": (ids_with(b"2\n1\n2.jpg\n"), "2.jpg twice, in rows 0 and 2"),
     "empty line": (ids_with(b"2\n\n1\n"), "an empty line 2"),
     "ids in Latin-1": (ids_with(b"2\n\xe9\n"), "ids.txt: found bytes that are not UTF-8"),
@@ -505,7 +505,7 @@ def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word
 def test_a_split_that_has_no_name(tmp_path: Path) -> None:
     path = karpathy_json(tmp_path / "f.json", {"val": [1, 2]})
     tsv = write_tsv(tmp_path / "a.tsv", [tsv_row(1)])
-    for split, message in {"validation": "one of train, dev", "train": "no picture of split train"}.items():
+    for split, message in {"validation": "one of train, dev", "train": "no image of split train"}.items():
         result = itm("convert-tsv", tsv, "--out", tmp_path / "o", "--split", split, "--captions", path)
         assert result.exit_code == 2 and message in result.stderr
     with pytest.raises(ItmError, match="a plain name"):
@@ -582,7 +582,7 @@ def shares_of_dev(root: Path) -> None:
 
 
 def dev_is_train(root: Path, images: int = 4) -> None:
-    """The first pictures and captions of train stand in dev as well, under names of their own."""
+    """The first images and captions of train stand in dev as well, under names of their own."""
     rows = np.load(root / "train_ims.npy")[:images]
     edit(root / "dev_ims.npy", put(slice(images), rows))
     lines = (root / "train_caps.txt").read_text().splitlines()[: 5 * images]
@@ -602,22 +602,22 @@ FOUND: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "infinity": (lambda r: edit(r / "train_ims.npy", put((7, 0, 0), np.inf)), 1, "first row 7"),
     "zeros": (lambda r: edit(r / "train_ims.npy", put(5, 0)), 1, "1 row of zeros only, first row 5"),
     "twins": (lambda r: edit(r / "train_ims.npy", lambda a: put(5, a[1])(a)), 1, "1 image with the features of another, first row 5 as 1"),
-    "box outside": (lambda r: edit(r / "dev_boxes.npy", put((1, 0, 2), 99)), 1, "1 row with a box outside its picture, first row 1"),
+    "box outside": (lambda r: edit(r / "dev_boxes.npy", put((1, 0, 2), 99)), 1, "1 row with a box outside its image, first row 1"),
     "box turned": (lambda r: edit(r / "dev_boxes.npy", put((3, 2, 0), 95)), 1, "1 row with a box that ends before it begins, first row 3"),
     "NaN box": (lambda r: edit(r / "dev_boxes.npy", put((3, 2, 0), np.nan)), 1, "dev_boxes.npy damaged 1 row with NaN"),
     "zero size": (lambda r: edit(r / "dev_sizes.npy", put((0, 0), 0)), 1, "positive widths and heights"),
-    "shares of the sides": (shares_of_dev, 0, "dev_boxes.npy note shares of the picture's sides (0 to 1), read as pixels by dev_sizes.npy"),
+    "shares of the sides": (shares_of_dev, 0, "dev_boxes.npy note shares of the image's sides (0 to 1), read as pixels by dev_sizes.npy"),
     "shares without sizes": (lambda r: [shares_of_dev(r), (r / "dev_sizes.npy").unlink()], 0, "and no dev_sizes.npy to make pixels of them"),
-    "share outside": (lambda r: [shares_of_dev(r), edit(r / "dev_boxes.npy", put((1, 0, 0), -0.5))], 1, "1 row with a box outside its picture, first row 1"),
+    "share outside": (lambda r: [shares_of_dev(r), edit(r / "dev_boxes.npy", put((1, 0, 0), -0.5))], 1, "1 row with a box outside its image, first row 1"),
     "other regions": (lambda r: [np.save(r / f"test_{k}.npy", np.load(r / f"test_{k}.npy")[:, :2]) for k in ("ims", "boxes")], 1, "test_ims.npy damaged 2 x 24 numbers an image, but 6 x 24 in train"),
     "Fortran order": (lambda r: np.save(r / "dev_ims.npy", np.asfortranarray(np.load(r / "dev_ims.npy"))), 0, "dev_ims.npy note stored in Fortran order"),
     "dev in train": (lambda r: [dev_is_train(r), (r / "dev_ids.txt").unlink()], 1, "dev_ims.npy damaged 4 images with the features of images of train, first image 0 as 0"),
     "captions of train": (dev_is_train, 1, "dev_caps.txt note 20 captions that train has too, first line 1"),
     "leak in half precision": (lambda r: [edit(r / "train_ims.npy", lambda a: put(3, np.float16(a[3]))(a)), np.save(r / "dev_ims.npy", np.float16([np.load(r / "train_ims.npy")[3], *np.load(r / "dev_ims.npy")[1:]]))], 1, "1 image with the features of images of train, first image 0 as 3"),
     "number of images": (lambda r: [np.save(r / f"dev_{k}.npy", np.load(r / f"dev_{k}.npy")[:0]) for k in ("ims",)], 1, "captions for 0 feature rows"),
-    "duplicated ids": (lambda r: replace_line(r / "dev_ids.txt", 2, "dev_00000.png"), 1, "1 picture several times, first dev_00000.png"),
-    "picture in two splits": (lambda r: replace_line(r / "dev_ids.txt", 2, "train_00003.png"), 1, "1 picture also in train"),
-    "numbers as ids": (lambda r: (r / "dev_ids.txt").write_text("4\n5\n6\n7\n"), 0, "4 pictures by number, not by file name"),
+    "duplicated ids": (lambda r: replace_line(r / "dev_ids.txt", 2, "dev_00000.png"), 1, "1 image several times, first dev_00000.png"),
+    "image in two splits": (lambda r: replace_line(r / "dev_ids.txt", 2, "train_00003.png"), 1, "1 image also in train"),
+    "numbers as ids": (lambda r: (r / "dev_ids.txt").write_text("4\n5\n6\n7\n"), 0, "4 images by number, not by file name"),
     "no ids": (lambda r: (r / "dev_ids.txt").unlink(), 0, "note none; Flickr30K Entities"),
     "control characters": (lambda r: replace_line(r / "dev_caps.txt", 3, "a\x07 ball"), 0, "1 caption with control characters, first: line 3"),
     "500 words": (lambda r: replace_line(r / "dev_caps.txt", 3, "ball " * 500), 0, "1 caption of over 100 words, first: line 3, 500 words"),
@@ -671,7 +671,7 @@ def test_coco_says_whether_test_is_the_first_fold(small: Known, tmp_path: Path) 
         np.save(root / f"testall_{kind}.npy", np.repeat(np.load(root / f"testall_{kind}.npy"), 5, axis=0))
     (root / "testall_ids.txt").unlink()
     assert itm("check", "coco", "--data-root", tmp_path).exit_code == 0
-    edit(root / "test_ims.npy", lambda a: put([2, 3], a[[3, 2]])(a))  # right captions, wrong pictures
+    edit(root / "test_ims.npy", lambda a: put([2, 3], a[[3, 2]])(a))  # positive captions, negative images
     result = itm("check", "coco", "--data-root", tmp_path)
     told = "test_ims.npy damaged the captions of the beginning of testall, but other features, first image 2"
     assert result.exit_code == 1 and told in " ".join(result.stdout.split())
@@ -693,7 +693,7 @@ BOXED = "<object><name>1</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax
 
 
 def write_entities(f30k: Path, small: Known) -> Path:
-    """Annotations of every picture: the first two words of each caption are a phrase with a box."""
+    """Annotations of every image: the first two words of each caption are a phrase with a box."""
     folder = f30k.parent / "flickr30k_entities"
     for kind in ("Sentences", "Annotations"):
         (folder / kind).mkdir(parents=True)
@@ -715,28 +715,28 @@ def test_entities(f30k: Path, small: Known) -> None:
     folder = write_entities(f30k, small)
     result = itm("check", "entities", "--data-root", data)
     assert result.exit_code == 0, result.output
-    assert "train        ok  8 pictures, 40 phrases, 40 with boxes" in result.stdout
-    assert result.stdout.splitlines()[-1].endswith("flickr30k_entities is whole: 16 pictures.")
+    assert "train        ok  8 images, 40 phrases, 40 with boxes" in result.stdout
+    assert result.stdout.splitlines()[-1].endswith("flickr30k_entities is whole: 16 images.")
     bare = folder / "Annotations/dev_00002.xml"
     bare.write_text(bare.read_text().replace(BOXED, ""))
     result = itm("check", "entities", "--data-root", data)
-    assert result.exit_code == 0 and "1 picture without a box, first dev_00002.png" in result.stdout
+    assert result.exit_code == 0 and "1 image without a box, first dev_00002.png" in result.stdout
     for number in (3, 6):
         wide = folder / f"Annotations/train_{number:05d}.xml"
         wide.write_text(wide.read_text().replace("<xmax>5", "<xmax>500"))
     result = itm("check", "entities", "--data-root", data)
-    told = "2 boxes that leave their picture by more than a pixel (kept as they are), first in train_00003.png"
+    told = "2 boxes that leave their image by more than a pixel (kept as they are), first in train_00003.png"
     assert result.exit_code == 0 and told in result.stdout
     bare.write_text("<annotation></annotation>")
     result = itm("check", "entities", "--data-root", data)
     assert result.exit_code == 1 and "dev, dev_00002.xml  damaged  a damaged file (no size/width)" in result.stdout
     bare.unlink()
-    assert "1 picture, first dev_00002" in itm("check", "entities", "--data-root", data).stdout
+    assert "1 image, first dev_00002" in itm("check", "entities", "--data-root", data).stdout
     (f30k / "train_ids.txt").write_text("".join(f"{n}\n" for n in range(8)))
     (f30k / "test_ids.txt").unlink()
     result = itm("check", "entities", "--data-root", data)
-    assert "not one picture of Entities (first 0)" in result.stdout
-    assert "no file names of the pictures" in result.stdout and "--set-aside" in result.stdout
+    assert "not one image of Entities (first 0)" in result.stdout
+    assert "no file names of the images" in result.stdout and "--set-aside" in result.stdout
 
 
 # -- fetch -----------------------------------------------------------------------------------------------------------

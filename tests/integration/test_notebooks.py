@@ -167,9 +167,9 @@ def test_run_stores_a_clean_copy_and_a_record_and_runs_again_only_on_change(
     assert "02_broken.ipynb: cell 5 (wrong) failed" in captured.err and "epochs is not two" in captured.err
     assert path.read_bytes() == original
     assert lint_file(root / "_build/notebooks/01_tiny.ipynb") == lint_file(path)
-    assert not (root / "_build/runs/02_broken.json").exists()
+    assert not (root / "_build/executions/02_broken.json").exists()
 
-    record = json.loads((root / "_build/runs/01_tiny.json").read_text())
+    record = json.loads((root / "_build/executions/01_tiny.json").read_text())
     assert set(record) == {
         "chapter", "finished", "seconds", "cells", "cpu_count", "machine", "python", "torch", "key",
     }  # fmt: skip
@@ -178,7 +178,7 @@ def test_run_stores_a_clean_copy_and_a_record_and_runs_again_only_on_change(
     assert record["cells"][0]["seconds"] > 0.3 and 0.3 < record["seconds"] < 10
 
     (root / "notebooks/02_broken.ipynb").unlink()
-    for left_over in ("_build/notebooks/page.ipynb", "_build/runs/page.json"):  # a notebook that is no more
+    for left_over in ("_build/notebooks/page.ipynb", "_build/executions/page.json"):  # a notebook that is no more
         (root / left_over).write_text("{}")
     assert run_notebooks(root, [], in_place=False, jobs=2) == []
     assert "nothing changed" in capsys.readouterr().out
@@ -194,14 +194,14 @@ def test_in_place_writes_outputs_back_only_on_success(path: Path) -> None:
     change(path, lambda notebook: notebook.cells[4].update(source="print(notebook_folder)"))
     failing = path.read_bytes()
     assert run_notebooks(root, ["tiny"], in_place=True, jobs=1) == ["01_tiny"]
-    assert path.read_bytes() == failing and not (root / "book/data/runs").exists()
+    assert path.read_bytes() == failing and not (root / "book/data/executions").exists()
 
     source = "import os\nfrom pathlib import Path\nprint(Path.cwd().name, os.environ['OMP_NUM_THREADS'])"
     change(path, lambda notebook: notebook.cells[4].update(source=source))
     assert run_notebooks(root, ["tiny"], in_place=True, jobs=1) == []
     assert read_notebook(path).cells[4].outputs[0].text == "notebooks 1\n"
     assert read_notebook(path).cells[4].execution_count is None
-    assert (root / "book/data/runs/01_tiny.json").is_file()
+    assert (root / "book/data/executions/01_tiny.json").is_file()
 
 
 def test_edits_made_during_a_run_are_not_overwritten(path: Path) -> None:
@@ -354,7 +354,7 @@ def test_large_pictures_are_stored_as_jpeg_and_charts_stay_as_they_are() -> None
     cell = v4.new_code_cell(
         "", outputs=[v4.new_output("display_data", {"image/png": data}) for data in (grainy, chart)]
     )
-    notebooks.compress_pictures(v4.new_notebook(cells=[cell]))
+    notebooks.compress_images(v4.new_notebook(cells=[cell]))
     assert list(cell.outputs[0].data) == ["image/jpeg"]
     assert Image.open(io.BytesIO(base64.b64decode(cell.outputs[0].data["image/jpeg"]))).size == (400, 300)
     assert cell.outputs[1].data == {"image/png": chart}

@@ -30,10 +30,10 @@ from itm_lab.photos import search as searching
 from itm_lab.photos.album import read_album, split_by_lot
 from itm_lab.photos.cli import features, search
 from itm_lab.photos.gallery import Gallery
+from itm_lab.photos.image_files import UnreadableError, read_image
 from itm_lab.photos.network import EfficientNetLite0, cell_boxes, read_weights
-from itm_lab.photos.pictures import UnreadableError, read_picture
 from itm_lab.photos.report import Remark, as_text, summary
-from itm_lab.photos.word_attention import heat, look_of, merge_pieces
+from itm_lab.photos.word_attention import heat, merge_pieces, word_attention
 from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.text_encoder import bert_captions
@@ -56,7 +56,7 @@ def itm(*words: object) -> Result:
 
 
 def save(path: Path, colour: tuple[int, ...] = (200, 40, 40), size: tuple[int, int] = (40, 30), **how) -> Path:
-    """A plain picture; ``mode`` and whatever else Pillow's ``save`` takes."""
+    """A plain image; ``mode`` and whatever else Pillow's ``save`` takes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(how.pop("mode", "RGB"), size, colour).save(path, **how)
     return path
@@ -70,7 +70,7 @@ def write_captions(path: Path, lines: list[tuple[str, str]]) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twelve good pictures in two folders, with two captions each in ``captions.csv`` beside them."""
+    """Twelve good images in two folders, with two captions each in ``captions.csv`` beside them."""
     rng = np.random.default_rng(0)
     lines = []
     for number in range(12):
@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
         pixels = rng.integers(0, 256, size=(24, 36, 3), dtype=np.uint8)
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "photos" / name)
-        lines += [(name, f"A picture with the number {number}, you see."), (name, "two dogs on a beach")]
+        lines += [(name, f"An image with the number {number}, you see."), (name, "two dogs on a beach")]
     write_captions(tmp_path / "captions.csv", lines)
     return tmp_path
 
@@ -115,10 +115,10 @@ def test_a_folder_becomes_a_dataset(folder: Path) -> None:
         assert split.boxes.shape == (split.n_images, 36, 4) and not (folder / f"out/{name}_owners.npy").exists()
         for image, picture in enumerate(split.ids):
             pixels = np.asarray(Image.open(folder / "photos" / picture).resize((12, 12), Image.Resampling.BICUBIC))
-            expected = Tiny.look(pixels[None]).astype(np.float16)
+            expected = Tiny.attention(pixels[None]).astype(np.float16)
             assert np.array_equal(split.regions(np.array([image])), expected.astype(np.float32))
             number = int(picture[-6:-4])
-            assert split.captions[2 * image] == f"A picture with the number {number}, you see."
+            assert split.captions[2 * image] == f"An image with the number {number}, you see."
         seen |= set(split.ids)
     assert len(seen) == 12
     words = Vocabulary.of_folder(folder / "out").word2idx
@@ -161,7 +161,7 @@ def test_lists_decide_splits_and_their_order(folder: Path) -> None:
     assert open_split(folder / "out", "train").ids == ["p02.png", "p00.png"]
     assert open_split(folder / "out", "test").ids == ["in/p03.png"]
     said = as_text(made.remarks)
-    assert "gone.png\tlisted in train.txt, but no picture gone.png with captions" in said
+    assert "gone.png\tlisted in train.txt, but no image gone.png with captions" in said
     assert said.count("in no list") == 8
 
 
@@ -223,22 +223,22 @@ def test_flickr8k_token_files_and_tabs(folder: Path) -> None:
 
 def test_the_command_tells_what_it_did(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extraction, "EfficientNetLite0", Tiny)
-    (folder / "photos/bad.jpg").write_text("no picture")
+    (folder / "photos/bad.jpg").write_text("no image")
     add_caption(folder, "bad.jpg,something")
     call = ("features", folder / "photos", "--captions", folder / "captions.csv", "--out", folder / "out")
     result = itm(*call, "--min-count", 2)
     assert result.exit_code == 0, result.output
-    assert "picture left out: 1\n  bad.jpg: no picture inside" in result.stdout
-    assert "test: 1 picture, 2 captions" in result.stdout and "out: made; " in result.stdout
+    assert "image left out: 1\n  bad.jpg: no image inside" in result.stdout
+    assert "test: 1 image, 2 captions" in result.stdout and "out: made; " in result.stdout
     before = content(folder / "out")
     again = itm(*call, "--min-count", 2)
     assert "was whole already, kept" in again.stdout and content(folder / "out") == before
     other = itm(*call, "--min-count", 1)
-    assert other.exit_code == 2 and "features of other pictures, captions or settings" in other.stderr
+    assert other.exit_code == 2 and "features of other images, captions or settings" in other.stderr
     assert content(folder / "out") == before
 
 
-# -- pictures of every kind ------------------------------------------------------------------------------------------
+# -- images of every kind ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_the_command_tells_what_it_did(folder: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_every_mode_becomes_colour(tmp_path: Path, mode, colour, name, expected) -> None:
-    picture = read_picture(save(tmp_path / name, colour, mode=mode), 12, squash=True)
+    picture = read_image(save(tmp_path / name, colour, mode=mode), 12, squash=True)
     assert picture.pixels.shape == (12, 12, 3) and picture.size == (40, 30) and not picture.notes
     assert np.abs(picture.pixels.reshape(-1, 3).astype(int) - expected).max() <= 3
 
@@ -273,17 +273,17 @@ def test_pictures_stand_upright(tmp_path: Path, turn: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = turn
     image.save(tmp_path / "a.png", exif=exif)
-    picture = read_picture(tmp_path / "a.png", 48)
+    picture = read_image(tmp_path / "a.png", 48)
     assert picture.size == (48, 24) and picture.pixels.shape == (24, 48, 3)
     assert picture.pixels[3, 3].tolist() == [255, 0, 0] and picture.pixels[20, 40].tolist() == [255, 255, 255]
 
 
 def test_a_large_jpeg_is_decoded_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "a.jpg", size=(1600, 1200))
-    monkeypatch.setattr("itm_lab.photos.pictures.LARGEST", 800 * 600)  # enough for half of each side
-    assert read_picture(path, 192, squash=True).size == (1600, 1200)
+    monkeypatch.setattr("itm_lab.photos.image_files.LARGEST", 800 * 600)  # enough for half of each side
+    assert read_image(path, 192, squash=True).size == (1600, 1200)
     with pytest.raises(UnreadableError, match="1600 x 1200 pixels, more than"):
-        read_picture(save(tmp_path / "a.png", size=(1600, 1200)), 192)
+        read_image(save(tmp_path / "a.png", size=(1600, 1200)), 192)
 
 
 def animated(path: Path) -> None:
@@ -316,21 +316,21 @@ def to_itself(path: Path) -> None:
 
 
 BAD_PICTURES: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "truncated jpeg": ("x.jpg", cut_off, "picture left out\tx.jpg\tdamaged (image file is truncated"),
-    "truncated png": ("x.png", lambda p: p.write_bytes(save(p).read_bytes()[:60]), "picture left out\tx.png\tdamaged"),
-    "text": ("x.jpg", lambda p: p.write_text("hello"), "picture left out\tx.jpg\tno picture inside"),
-    "empty": ("x.jpg", lambda p: p.write_bytes(b""), "picture left out\tx.jpg\tan empty file"),
+    "truncated jpeg": ("x.jpg", cut_off, "image left out\tx.jpg\tdamaged (image file is truncated"),
+    "truncated png": ("x.png", lambda p: p.write_bytes(save(p).read_bytes()[:60]), "image left out\tx.png\tdamaged"),
+    "text": ("x.jpg", lambda p: p.write_text("hello"), "image left out\tx.jpg\tno image inside"),
+    "empty": ("x.jpg", lambda p: p.write_bytes(b""), "image left out\tx.jpg\tan empty file"),
     "one pixel": ("x.png", lambda p: save(p, size=(1, 1)), "1 x 1 pixels, fewer than 16 on a side"),
-    "too many pixels": ("x.png", huge, "picture left out\tx.png\tmore pixels than can be decoded safely"),
+    "too many pixels": ("x.png", huge, "image left out\tx.png\tmore pixels than can be decoded safely"),
     "measurements": ("x.tif", lambda p: save(p, 0.5, mode="F"), "measurements (mode F)"),
     "animated": ("x.gif", animated, "kept\tx.gif\tthe first of 3 frames"),
-    "a folder": ("x.jpg", Path.mkdir, "picture left out\tx.jpg\ta folder with the name of a picture"),
-    "loop": ("x", lambda p: p.symlink_to(".."), "picture left out\tx\ta link that leads back to a folder around it"),
-    "link to itself": ("x.jpg", to_itself, "picture left out\tx.jpg\ta link that leads nowhere"),
-    "pipe": ("x.jpg", os.mkfifo, "picture left out\tx.jpg\tneither a file nor a folder"),
-    "line break": ("x\ny.jpg", save, "picture left out\tx\\ny.jpg\ta name that does not fit into one line"),
+    "a folder": ("x.jpg", Path.mkdir, "image left out\tx.jpg\ta folder with the name of an image"),
+    "loop": ("x", lambda p: p.symlink_to(".."), "image left out\tx\ta link that leads back to a folder around it"),
+    "link to itself": ("x.jpg", to_itself, "image left out\tx.jpg\ta link that leads nowhere"),
+    "pipe": ("x.jpg", os.mkfifo, "image left out\tx.jpg\tneither a file nor a folder"),
+    "line break": ("x\ny.jpg", save, "image left out\tx\\ny.jpg\ta name that does not fit into one line"),
     "locked": ("x.jpg", lambda p: save(p).chmod(0), "" if os.geteuid() == 0 else "cannot be read (Permission denied)"),
-    "no caption": ("silent.jpg", save, "picture left out\tsilent.jpg\tno caption"),
+    "no caption": ("silent.jpg", save, "image left out\tsilent.jpg\tno caption"),
     "damaged exif": ("x.jpg", broken_exif, ""),  # Pillow may read it as empty: kept in any case
     "same bytes": ("x.png", lambda p: p.write_bytes((p.parent / "p00.png").read_bytes()), "the same bytes as p00.png"),
 }
@@ -353,15 +353,15 @@ def test_a_malformed_picture_is_reported_and_the_others_are_kept(folder: Path, k
 BAD_CAPTIONS = {
     "control characters": ("p00.png,a\x07 bell\x00 and\x0b more", "kept\tcaptions.csv, line 25\tcontrol characters"),
     "500 words": ("p00.png," + "word " * 500, "caption left out\tcaptions.csv, line 25\t500 words, more than 100"),
-    "missing picture": ("gone.png,a picture", "caption left out\tcaptions.csv, line 25\tno picture gone.png"),
-    "other case": ("P00.PNG,a picture", "no picture P00.PNG; there is p00.png"),
+    "missing image": ("gone.png,an image", "caption left out\tcaptions.csv, line 25\tno image gone.png"),
+    "other case": ("P00.PNG,an image", "no image P00.PNG; there is p00.png"),
     "duplicated line": ("p00.png,two dogs on a beach", "caption left out\tcaptions.csv, line 25\tthe same as line 2"),
-    "the same picture twice": ("./p00.png,two dogs on a beach", "the same as line 2"),
+    "the same image twice": ("./p00.png,two dogs on a beach", "the same as line 2"),
     "no caption": ("p00.png,", "caption left out\tcaptions.csv, line 25\tno caption for p00.png"),
     "only spaces": ("p00.png,\u00a0\x1f ", "line 25\tno caption for p00.png"),
-    "no name": (",a picture", "caption left out\tcaptions.csv, line 25\tno file name"),
+    "no name": (",an image", "caption left out\tcaptions.csv, line 25\tno file name"),
     "printed bytes": ("p00.png,b'two dogs'", "caption left out\tcaptions.csv, line 25\tprinted bytes"),
-    "two files it may mean": ("same.png,a picture", "same.png may be in/same.png or out/same.png"),
+    "two files it may mean": ("same.png,an image", "same.png may be in/same.png or out/same.png"),
 }
 
 
@@ -404,7 +404,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict, str]] = {
     "empty captions": (captions_as(b""), {}, "captions.csv, line 1: found '', expected a file name, a comma or a tab"),
     "no comma": (captions_as(b"p00.png a dog\n"), {}, "expected a file name, a comma or a tab, and a caption"),
     "open quotation": (captions_as(b'p00.png,"a dog\np01.png,b\n'), {}, "found no CSV (unexpected end of data)"),
-    "other pictures": (captions_as(b"a.jpg,a dog\n"), {}, "its first line is about a.jpg), expected names such as in/p01"),
+    "other images": (captions_as(b"a.jpg,a dog\n"), {}, "its first line is about a.jpg), expected names such as in/p01"),
     "commas only": (captions_as(b",,\n"), {}, "found no usable caption"),
     "a column of numbers": (captions_as(b"p00.png,0,a dog\np02.png,1,a cat, wet\n"), {}, "captions.csv: found a number between name and caption in every line, first 0, expected file name and caption. Add a heading"),
     "numbers between tabs": (captions_as(b"p00.png\t0\ta dog\n"), {}, "found a number between name and caption"),
@@ -415,7 +415,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict, str]] = {
     "no photos": (lambda f: (f / "photos").rename(f / "away"), {}, "photos: found no such folder"),
     "rare words": (lambda f: None, {"least": 100}, "--min-count: found no word that occurs 100 times"),
     "sizes": (lambda f: None, {"sizes": "80,20"}, "--split-sizes: found '80,20', expected three numbers above 0"),
-    "sizes of nothing": (lambda f: None, {"sizes": "1,50,50"}, "at least one picture in each split"),
+    "sizes of nothing": (lambda f: None, {"sizes": "1,50,50"}, "at least one image in each split"),
     "a list missing": (lambda f: None, {"lists": ["train=x"]}, "--split-list: found no list for dev and test"),
     "no such list": (lambda f: None, {"lists": ["train=x", "dev=y", "test=z"]}, "x: found no such file"),
     "captions in a circle": (circle, {}, "captions.csv: found a symbolic link that leads nowhere or in a circle"),
@@ -443,7 +443,7 @@ def test_what_cannot_be_done_is_one_clear_error(folder: Path, kind: str) -> None
 
 def test_a_split_without_a_readable_picture_is_an_error(folder: Path) -> None:
     (folder / "photos/in/p03.png").write_bytes(b"")  # the only one of test
-    with pytest.raises(ItmError, match=r"none of 1 pictures readable \(first: in/p03.png, an empty file\)"):
+    with pytest.raises(ItmError, match=r"none of 1 images readable \(first: in/p03.png, an empty file\)"):
         make(folder)
     assert not (folder / "out").exists()
 
@@ -465,12 +465,12 @@ def test_a_picture_that_cannot_be_opened_is_left_out_though_another_has_its_size
     def unreadable(path: Path, *how: object, **more: object) -> object:
         if path.name == "x.png":
             raise UnreadableError("cannot be read (Permission denied)")
-        return read_picture(path, *how, **more)
+        return read_image(path, *how, **more)
 
     monkeypatch.setattr(Path, "open", locked)
     monkeypatch.setattr(extraction, "read_picture", unreadable)
     made = make(folder, sizes="2,1,1")
-    assert "picture left out\tx.png\tcannot be read (Permission denied)" in as_text(made.remarks)
+    assert "image left out\tx.png\tcannot be read (Permission denied)" in as_text(made.remarks)
     assert sum(pictures for pictures, _ in made.splits.values()) == 12
 
 
@@ -512,13 +512,13 @@ def test_killed_and_called_again_it_ends_in_the_same_bytes(folder: Path, monkeyp
 
 
 def repaint(path: Path) -> None:
-    """Another picture in a file of the same size: noise does not compress."""
+    """Another image in a file of the same size: noise does not compress."""
     before = path.stat().st_size
     for seed in range(1, 500):
         Image.fromarray(np.random.default_rng(seed).integers(0, 256, size=(24, 36, 3), dtype=np.uint8)).save(path)
         if path.stat().st_size == before:
             return
-    raise AssertionError("no picture of this size")
+    raise AssertionError("no image of this size")
 
 
 def test_a_picture_that_changes_and_keeps_its_size_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,7 +526,7 @@ def test_a_picture_that_changes_and_keeps_its_size_is_noticed(folder: Path, monk
     assert make(folder).kept
     before = content(folder / "out")
     repaint(folder / "photos/p00.png")
-    with pytest.raises(ItmError, match="out: found features of other pictures, captions or settings"):
+    with pytest.raises(ItmError, match="out: found features of other images, captions or settings"):
         make(folder)
     assert content(folder / "out") == before
 
@@ -558,7 +558,7 @@ def test_an_interrupted_call_goes_on_only_with_the_same_inputs(folder: Path, mon
             Tired.left -= 1
             if Tired.left < 0:
                 raise KeyboardInterrupt
-            return self.look(pixels)
+            return self.attention(pixels)
 
     with pytest.raises(KeyboardInterrupt):
         make(folder, network=Tired())
@@ -652,7 +652,7 @@ def test_a_sentence_finds_pictures_as_scoring_does(run: Path, toy_root: Path, to
     split = opened.split
     scores = score_split(opened.model, split, WordCaptions(split, toy_vocabulary))
     for caption in (0, 17):
-        found = searching.find_pictures(opened, split.captions[caption], 12)
+        found = searching.find_images(opened, split.captions[caption], 12)
         assert np.allclose(found.scores, scores.t2i[found.numbers, caption], atol=1e-6)
         assert (np.diff(found.scores) <= 0).all() and sorted(found.numbers) == list(range(12))
     for image in (0, 5):
@@ -691,12 +691,12 @@ def test_photographs_of_a_folder_are_found_again(folder: Path, tmp_path: Path) -
     assert result.exit_code == 0, result.output
     assert "not there; shown as its boxes" in result.stdout and (tmp_path / "sheet.png").is_file()
     gallery = Gallery(open_split(root, "test"), folder / "photos")
-    assert gallery.picture(1).shape == (24, 36, 3) and gallery.size(1) == (36, 24)
+    assert gallery.pixels_of(1).shape == (24, 36, 3) and gallery.size(1) == (36, 24)
     assert gallery.boxes(1)[-1].tolist() == [30, 20, 36, 24]
 
 
 def write_pictures_with_boxes(root: Path, boxes: list[list[float]], name: str = "a.png") -> PrecompSplit:
-    """One picture with two boxes, without sizes."""
+    """One image with two boxes, without sizes."""
     root.mkdir()
     np.save(root / "test_ims.npy", np.ones((1, 2, 3), dtype=np.float32))
     np.save(root / "test_boxes.npy", np.array([boxes], dtype=np.float32))
@@ -709,7 +709,7 @@ def test_boxes_lie_where_they_are_in_the_photograph_without_sizes_too(tmp_path: 
     save(tmp_path / "photos/a.png", size=(640, 320))
     boxes = [[0, 0, 600, 160], [320, 0, 640, 320]]
     gallery = Gallery(write_pictures_with_boxes(tmp_path / "pixels", boxes), tmp_path / "photos")
-    assert gallery.picture(0).shape == (240, 480, 3)  # drawn smaller than it is
+    assert gallery.pixels_of(0).shape == (240, 480, 3)  # drawn smaller than it is
     assert gallery.size(0) == (640, 320) and gallery.boxes(0).tolist() == boxes
     split = write_pictures_with_boxes(tmp_path / "shares", [[0, 0, 0.75, 0.5], [0.5, 0, 0.875, 0.75]])
     gallery = Gallery(split, tmp_path / "photos")
@@ -725,14 +725,14 @@ def test_photographs_of_coco_are_found_by_their_file_names(tmp_path: Path) -> No
     split = write_pictures_with_boxes(tmp_path / "coco", [[0, 0, 9, 9]] * 2, name="102")
     file = save(tmp_path / "photos/val2014/COCO_val2014_000000000102.jpg", size=(64, 48))
     gallery = Gallery(split, tmp_path / "photos")
-    assert gallery.picture(0) is None and "photos/102: not there" in gallery.notes[0]
+    assert gallery.pixels_of(0) is None and "photos/102: not there" in gallery.notes[0]
     (tmp_path / "coco/test_names.txt").write_text(f"{file.name}\n")
     for folder in (file.parent, file.parents[1]):  # the folder itself, or the one around it
         gallery = Gallery(split, folder)
-        assert gallery.picture(0).shape == (48, 64, 3) and gallery.size(0) == (64, 48) and not gallery.notes
+        assert gallery.pixels_of(0).shape == (48, 64, 3) and gallery.size(0) == (64, 48) and not gallery.notes
     assert gallery.name(0) == "102"  # by which --image asks for it
     (tmp_path / "coco/test_names.txt").write_text("a.jpg\nb.jpg\n")
-    with pytest.raises(ItmError, match=r"test_names\.txt: found 2 names, expected 1, one a picture"):
+    with pytest.raises(ItmError, match=r"test_names\.txt: found 2 names, expected 1, one an image"):
         Gallery(split, tmp_path / "photos")
     (tmp_path / "coco/test_names.txt").unlink()
     (tmp_path / "coco/test_ids.txt").unlink()
@@ -746,8 +746,8 @@ def test_a_model_without_attention_shows_matches_only(
     model = MeanPool(len(toy_vocabulary), toy_pairs.split.feature_dim, 8)
     save_model(tmp_path / "best.safetensors", model, toy_pairs.identity())
     opened = searching.open_run(tmp_path / "best.safetensors", str(toy_root), "dev")
-    found = searching.find_pictures(opened, "a red cube", 3)
-    assert look_of(opened, 0, found.texts, 0, "a red cube") is None
+    found = searching.find_images(opened, "a red cube", 3)
+    assert word_attention(opened, 0, found.texts, 0, "a red cube") is None
     call = ("search", "a red cube", "--data", toy_root, "--model", tmp_path, "--out", tmp_path / "sheet.png")
     assert "MeanPool has no word that looks at regions" in itm(*call).stdout
 
@@ -757,7 +757,15 @@ def test_a_run_in_two_stages_ranks_with_the_sum_of_both(
     toy_pairs: PairDataset, toy_root: Path, toy_vocabulary: Vocabulary, tmp_path: Path, shared: str
 ) -> None:
     torch.manual_seed(0)
-    sizes = {"token_dim": 6, "width": 8, "heads": 2, "feed_forward": 8, "word_dim": 8, "reader": "gru", "top": 2}
+    sizes = {
+        "token_dim": 6,
+        "width": 8,
+        "heads": 2,
+        "feed_forward": 8,
+        "word_dim": 8,
+        "text_backbone": "gru",
+        "top_k": 2,
+    }
     sizes["vocabulary_size"] = len(toy_vocabulary)
     model = DCPA(toy_pairs.split.feature_dim, sizes | {"channels": 4}, sizes, intra_weight=0.3)
     run = tmp_path / "runs/s4"
@@ -772,9 +780,9 @@ def test_a_run_in_two_stages_ranks_with_the_sum_of_both(
     opened = searching.open_run(run, str(toy_root), "test")
     texts = WordCaptions(opened.split, toy_vocabulary)
     scores = score_split(model, opened.split, texts)
-    found = searching.find_pictures(opened, opened.split.captions[17], 12)
+    found = searching.find_images(opened, opened.split.captions[17], 12)
     assert np.allclose(found.scores, scores.t2i[found.numbers, 17], atol=1e-6)
-    assert look_of(opened, 0, texts, 17, opened.split.captions[17]) is not None
+    assert word_attention(opened, 0, texts, 17, opened.split.captions[17]) is not None
     call = ("search", "a red cube", "--data", toy_root, "--out", tmp_path / "sheet.png", "--model")
     assert f"stage two of DCPA alone; give {run} for the sum" in itm(*call, run / "inter").stdout
     (first / "best.safetensors").unlink()
@@ -798,14 +806,19 @@ def test_every_matcher_says_where_its_words_look_or_has_none(any_pairs: PairData
     split, texts = any_pairs.split, any_pairs.texts
     sentence, looking = split.captions[17], set()
     for matcher in exported(Matcher):
-        if "PUBLIC_NAMES" not in vars(matcher) and matcher.__name__ != "MeanPool":  # a part of models, not a model
+        if "PUBLIC_NAMES" not in vars(matcher) and matcher.__name__ not in (
+            "MeanPool",
+            "DCPA",
+        ):  # a part of models, not a model
             continue
         model = small(matcher, 1 + int(texts.ids.max()), split.feature_dim)
         opened = searching.Opened(model, split, Path("best.safetensors"), {}, split.root)
-        if (look := look_of(opened, 3, texts, 17, sentence)) is not None:
+        if (attention := word_attention(opened, 3, texts, 17, sentence)) is not None:
             looking.add(matcher.__name__)
-            assert " ".join(look.words) == sentence.removesuffix(".")
-            assert look.weights.shape == (len(look.words), 6) and np.allclose(look.weights.sum(axis=1), 1, atol=1e-5)
+            assert " ".join(attention.words) == sentence.removesuffix(".")
+            assert attention.weights.shape == (len(attention.words), 6) and np.allclose(
+                attention.weights.sum(axis=1), 1, atol=1e-5
+            )
     assert {"SCAN", "BFAN", "PFAN", "SGRAF", "MMCA", "DCPA"} <= looking and "MeanPool" not in looking
 
 
@@ -814,7 +827,7 @@ def test_words_of_the_vocabulary_of_another_folder(folder: Path, run: Path, toy_
         width = 24
 
         def __call__(self, pixels: np.ndarray) -> np.ndarray:
-            return np.tile(self.look(pixels), 8)
+            return np.tile(self.attention(pixels), 8)
 
     make(folder, network=Wide())
     call = ("search", "a red cube", "--data", folder / "out", "--model", run, "--out", tmp_path / "sheet.png")
@@ -822,7 +835,7 @@ def test_words_of_the_vocabulary_of_another_folder(folder: Path, run: Path, toy_
     assert refused.exit_code == 2 and "photos_vocab.json: found fingerprint" in refused.stderr
     result = itm(*call, "--trained-on", toy_root)
     assert result.exit_code == 0, result.output
-    assert "was trained on other pictures than the training split" in result.stdout
+    assert "was trained on other images than the training split" in result.stdout
 
 
 def test_questions_to_a_frozen_encoder_leave_nothing_in_the_cache(
@@ -857,7 +870,7 @@ UNANSWERED = {
     "no words": (("...",), "the query: found '...', expected a sentence"),
     "nothing asked": ((), "itm search: found neither of a sentence and --image"),
     "two questions": (("a cube", "--image", "x"), "itm search: found both of a sentence and --image"),
-    "unknown picture": (("--image", "test_0000"), "found no picture test_0000, expected one of test_000"),
+    "unknown image": (("--image", "test_0000"), "found no image test_0000, expected one of test_000"),
     "no png": (("a cube", "--out", "sheet.jpg"), "--out: found sheet.jpg, expected a name that ends with .png"),
     "a photograph": (("a cube", "--out", "{mine}"), "mine.png: found a file that is no contact sheet"),
     "no photographs": (("a cube", "--photos", "nowhere"), "nowhere: found no such folder, expected the photographs"),

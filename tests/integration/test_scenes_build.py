@@ -22,6 +22,7 @@ from itm_utils.boxes import iou
 from itm_utils.cache import cache_root, is_whole, read_manifest
 from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import open_split
+from itm_utils.data.text_encoder import MINI_FOLDER
 from itm_utils.data.vocabulary import Vocabulary, token_spans
 from itm_utils.errors import ItmError
 
@@ -122,7 +123,7 @@ def test_seeds_are_kept_apart():
 
 def test_weights_are_small():
     assert WEIGHTS.stat().st_size <= 1_000_000
-    assert sum(p.stat().st_size for p in (WEIGHTS.parent / "mini_bert").iterdir()) <= 4_000_000
+    assert sum(p.stat().st_size for p in MINI_FOLDER.iterdir()) <= 4_000_000
 
 
 # -- trust -----------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def test_the_fingerprint_follows_what_decides_the_data(cache):
 def test_bad_input_is_one_clear_error(cache, tmp_path, monkeypatch):
     with pytest.raises(ItmError, match="split 'val', expected one of train, dev, test"):
         load_scenes("val", TINY)
-    with pytest.raises(ItmError, match="0 pictures, expected at least 1"):
+    with pytest.raises(ItmError, match="0 images, expected at least 1"):
         scenes_folder(Recipe(train=0))
     with pytest.raises(ItmError, match="itm scenes train-regions"):
         load_net(tmp_path / "none.safetensors")
@@ -243,7 +244,7 @@ def test_the_cache_folder_can_be_chosen(monkeypatch, tmp_path):
 
 
 def test_the_command_builds_and_shows(cache, tmp_path, monkeypatch):
-    import itm_utils.scenes.build as build
+    import itm_lab.scenes.build as build
 
     monkeypatch.setattr(build, "Recipe", lambda: SMALL)  # the full dataset would take too long here
     run = CliRunner().invoke(app, ["build"])

@@ -13,7 +13,8 @@ from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
 from itm_lab.cli import app
-from itm_lab.parity.comparison import Row
+from itm_lab.parity.adapters import scan
+from itm_lab.parity.comparison import Difference
 from itm_lab.parity.published import evaluate_published, read_published
 from itm_lab.parity.reference_cases import run_case, run_folder
 from itm_utils.data.batches import PairDataset, WordCaptions
@@ -21,7 +22,6 @@ from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError
 from itm_utils.metrics.retrieval import evaluate
-from itm_utils.models.scan import SCAN
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
@@ -55,7 +55,7 @@ def test_one_changed_number_is_noticed(tmp_path: Path) -> None:
 
 
 def test_nan_is_beyond_every_tolerance() -> None:
-    assert not Row("case", "values", float("nan"), 1, "x").ok
+    assert not Difference("case", "values", float("nan"), 1, "x").ok
 
 
 def test_an_unknown_model_is_named_and_fails(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def published(tmp_path: Path) -> tuple[Path, Path, Path]:
 def test_a_published_checkpoint_is_evaluated(published) -> None:
     path, data, vocabulary = published
     result = evaluate_published(path, "scan", data, vocabulary, "test")
-    model = SCAN.from_public(*read_published(path))
+    model = scan.load(*read_published(path))
     split = open_split(data, "test")
     batch = PairDataset(split, WordCaptions(split, Vocabulary.load(vocabulary)))[list(range(split.n_captions))]
     scores = model.score(model.encode_images(batch.images[::5]), model.encode_texts(batch.texts))

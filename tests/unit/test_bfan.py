@@ -8,8 +8,9 @@ from torch import Tensor
 
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, TextBatch, Texts, length_mask
-from itm_utils.models import bfan
-from itm_utils.models.bfan import BFAN, kept_as_published, refocus, score_by_loop
+from itm_utils.models.bfan import BFAN, build, focal_weights, pairwise_focal_mask, score_by_loop, stages
+from itm_utils.models.scan import SCAN
+from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.scoring import score_all
 
 FOCALS = ["equal", "prob", "none"]
@@ -25,18 +26,18 @@ def one_direction(keys: Tensor, queries: Tensor, focal: str) -> Tensor:
     relevance = []
     for query, row in zip(queries, weights, strict=True):
         values = row.tolist()
-        worth = [1.0 if focal == "equal" else value**0.5 for value in values]
+        importance = [1.0 if focal == "equal" else value**0.5 for value in values]
         if focal != "none":
-            margins = [sum((mine - v) * g for v, g in zip(values, worth, strict=True)) for mine in values]
+            margins = [sum((mine - v) * g for v, g in zip(values, importance, strict=True)) for mine in values]
             stays = torch.tensor([margin > -1e-9 for margin in margins], dtype=row.dtype)
             row = row * stays / (row * stays).sum()
-        found = row @ keys
-        relevance.append((query * found).sum() / (query.norm() * found.norm()).clamp_min(1e-8))
+        attended = row @ keys
+        relevance.append((query * attended).sum() / (query.norm() * attended.norm()).clamp_min(1e-8))
     return torch.stack(relevance).mean()
 
 
 def ragged(seed: int = 0, width: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Three pictures and five sentences of different sizes; what lies under the padding is not zero."""
+    """Three images and five captions of different sizes; what lies under the padding is not zero."""
     rng = torch.Generator().manual_seed(seed)
     regions = torch.randn(3, 4, width, generator=rng, dtype=torch.float64)
     words = torch.randn(5, 6, width, generator=rng, dtype=torch.float64)
@@ -57,11 +58,10 @@ def test_kernel_is_the_definition_with_gradients(focal: str) -> None:
         if way == "kernel":
             scores = model(focal).score(Images(local=v, mask=region_mask), Texts(local=e, mask=word_mask)).i2t
         else:
-            pictures = [v[i][region_mask[i]] for i in range(3)]
-            sentences = [e[c][word_mask[c]] for c in range(5)]
+            images = [v[i][region_mask[i]] for i in range(3)]
+            captions = [e[c][word_mask[c]] for c in range(5)]
             rows = [
-                torch.stack([one_direction(r, w, focal) + one_direction(w, r, focal) for w in sentences])
-                for r in pictures
+                torch.stack([one_direction(r, w, focal) + one_direction(w, r, focal) for w in captions]) for r in images
             ]
             scores = torch.stack(rows)
         (scores * spread).sum().backward()
@@ -75,33 +75,33 @@ def test_kernel_is_the_definition_with_gradients(focal: str) -> None:
 def test_two_sums_decide_as_all_pairs_of_keys_do(focal: str, temperature: float) -> None:
     logits = torch.randn(5, 12, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     weights = torch.softmax(temperature / 4 * logits, dim=1)
-    kept = refocus(weights, focal) > 0
-    assert torch.equal(kept, kept_as_published(weights, focal))
+    kept = focal_weights(weights, focal) > 0
+    assert torch.equal(kept, pairwise_focal_mask(weights, focal))
     assert 0 < kept.double().mean() < 1  # the test can fail: some stay, some go
-    torch.testing.assert_close(refocus(weights, focal), refocus(weights, focal, ties="drop"))
+    torch.testing.assert_close(focal_weights(weights, focal), focal_weights(weights, focal, ties="drop"))
 
 
 @pytest.mark.parametrize("focal", ["equal", "prob"])
 @pytest.mark.parametrize("keys", [1, 2, 3, 7, 36])
-def test_an_even_look_stays_even_and_is_nothing_in_the_public_code(focal: str, keys: int) -> None:
+def test_even_weights_stay_even_and_are_nan_in_the_public_code(focal: str, keys: int) -> None:
     even = torch.softmax(torch.zeros(1, keys, 2), dim=1)
-    torch.testing.assert_close(refocus(even, focal), even)
-    assert refocus(even, focal, ties="drop").isnan().all()
+    torch.testing.assert_close(focal_weights(even, focal), even)
+    assert focal_weights(even, focal, ties="drop").isnan().all()
 
 
 @pytest.mark.parametrize("focal", ["equal", "prob"])
 @pytest.mark.parametrize("gap", [5.0, 20.0, 40.0, 90.0])
-def test_a_very_decided_look_keeps_its_one_key(focal: str, gap: float) -> None:
+def test_peaked_weights_keep_their_one_key(focal: str, gap: float) -> None:
     weights = torch.softmax(torch.tensor([gap, 0.0, 0.0, -gap]), dim=0)[None, :, None]
-    assert (refocus(weights, focal)[0, :, 0] > 0).tolist() == [True, False, False, False]
+    assert (focal_weights(weights, focal)[0, :, 0] > 0).tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize("focal", ["equal", "prob"])
 def test_rounding_does_not_decide_about_ties(focal: str) -> None:
     noise = 1 + 3e-7 * torch.randn(200, 5, 1, generator=torch.Generator().manual_seed(4))
     weights = torch.softmax(torch.zeros(200, 5, 1), dim=1) * noise
-    assert (refocus(weights, focal) > 0).all()
-    assert not (refocus(weights, focal, ties="drop") > 0).all()
+    assert (focal_weights(weights, focal) > 0).all()
+    assert not (focal_weights(weights, focal, ties="drop") > 0).all()
 
 
 @pytest.mark.parametrize("focal", FOCALS)
@@ -163,11 +163,11 @@ def test_one_of_anything_simply_works(focal: str, images: int, regions: int, len
 def test_scores_do_not_depend_on_the_company(focal: str, length: int) -> None:
     torch.manual_seed(5)
     matcher = BFAN(12, 7, focal=focal, width=64, word_dim=16).eval()
-    pictures, sentences = matcher.encode_images(images_of(40, 16)), batch_of([length] + [7, 4, 1, 9, 12] * 20)
-    together = matcher.score(pictures, matcher.encode_texts(sentences)).i2t
-    alone = TextBatch(lengths=sentences.lengths[:1], ids=sentences.ids[:1], words=sentences.words[:1, :length])
+    images, captions = matcher.encode_images(images_of(40, 16)), batch_of([length] + [7, 4, 1, 9, 12] * 20)
+    together = matcher.score(images, matcher.encode_texts(captions)).i2t
+    alone = TextBatch(lengths=captions.lengths[:1], ids=captions.ids[:1], words=captions.words[:1, :length])
     for i in range(40):
-        by_itself = matcher.score(pictures[i : i + 1], matcher.encode_texts(alone)).i2t
+        by_itself = matcher.score(images[i : i + 1], matcher.encode_texts(alone)).i2t
         torch.testing.assert_close(together[i : i + 1, :1], by_itself, rtol=1e-5, atol=1e-5)
 
 
@@ -185,9 +185,7 @@ def test_without_focus_it_is_the_sum_of_two_scans() -> None:
     regions, region_mask, words, word_mask = ragged()
     images, texts = Images(local=regions, mask=region_mask), Texts(local=words, mask=word_mask)
     both = sum(
-        bfan.scan.SCAN(12, 7, direction=d, pooling="Mean", temperature=7.0, width=6, word_dim=5)
-        .score(images, texts)
-        .i2t
+        SCAN(12, 7, direction=d, pooling="Mean", temperature=7.0, width=6, word_dim=5).score(images, texts).i2t
         for d in ("t2i", "i2t")
     )
     torch.testing.assert_close(model("none").score(images, texts).i2t, both)
@@ -199,52 +197,15 @@ def test_unknown_options_are_refused(wrong: dict[str, str]) -> None:
         BFAN(12, 7, **wrong)
 
 
-PUBLIC = {
-    "vocab_size": 12,
-    "img_dim": 7,
-    "embed_size": 6,
-    "word_dim": 5,
-    "num_layers": 1,
-    "lambda_softmax": 9.0,
-    "focal_type": "prob",
-    "no_imgnorm": False,
-    "no_txtnorm": True,
-    "precomp_enc_type": "basic",
-}
-
-
-def public_weights() -> dict[str, Tensor]:
-    names = {"region_proj": "img_enc.fc", "word_embedding": "txt_enc.embed", "gru": "txt_enc.rnn"}
-    return {
-        name.replace(ours, public): tensor
-        for name, tensor in model().state_dict().items()
-        for ours, public in names.items()
-        if name.startswith(ours + ".")
-    }
-
-
-def test_public_weights_and_options_load() -> None:
-    loaded = BFAN.from_public(public_weights(), PUBLIC)
-    assert (loaded.config["focal"], loaded.config["temperature"], loaded.config["ties"]) == ("prob", 9.0, "keep")
-    assert loaded.gru.bidirectional and not loaded.config["text_norm"]
-    assert BFAN(**loaded.config).config == loaded.config  # a checkpoint can be built again
-    assert BFAN.from_public(public_weights(), PUBLIC | {"ties": "drop"}).config["ties"] == "drop"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"precomp_enc_type": "attention"}, "precomp_enc_type"),
-        ({"embed_size": 8}, "shape"),
-        ({"focal_type": "x"}, "focal"),
-    ],
-)
-def test_what_cannot_be_mapped_is_refused(change: dict, message: str) -> None:
-    with pytest.raises(ItmError, match=message):
-        BFAN.from_public(public_weights(), PUBLIC | change)
-
-
-@pytest.mark.parametrize("missing", ["focal_type", "lambda_softmax"])
-def test_missing_options_are_refused(missing: str) -> None:
-    with pytest.raises(ItmError, match=f"no {missing}"):
-        BFAN.from_public(public_weights(), {k: v for k, v in PUBLIC.items() if k != missing})
+def test_parameters_describe_the_model_and_its_one_training() -> None:
+    given = {"width": 6, "word_dim": 5, "focal": "prob", "temperature": 7.0, "ties": "drop", "margin": 0.3}
+    given |= {"epochs": 4, "batch_size": 8, "learning_rate": 0.01, "seed": 1, "device": "cpu", "precision": "fp32"}
+    given |= {"num_workers": 0, "schedule": "paper", "decay_every": 3, "warmup_epochs": 2}
+    built = build(given, 12, 7)
+    assert {name: built.config[name] for name in ("focal", "temperature", "ties", "width")} == {
+        "focal": "prob", "temperature": 7.0, "ties": "drop", "width": 6
+    }  # fmt: skip
+    (stage,) = stages(given, built)
+    assert stage.model is built and isinstance(stage.objective, HingeTriplet)
+    assert (stage.objective.margin, stage.objective.hardest, stage.objective.warmup_epochs) == (0.3, True, 2)
+    assert (stage.config.epochs, stage.config.decay_every, stage.config.schedule) == (4, 3, "step")

@@ -1,4 +1,4 @@
-"""CCR and CCS: Eqs. 5 to 8 as loops in double precision, draws, the plug into every objective and every host."""
+"""CCR and CCS: Eqs. 5 to 8 as loops in double precision, sampling, composition with every ranking loss and base model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from toy_dataset import write_entities, write_toy_dataset
 
 from itm_lab.experiments.ensembles import ensemble_of
-from itm_lab.parity.reference_cases import run_case
 from itm_lab.records.receipts import read_receipt
 from itm_lab.records.scores import save_scores, write_scores
 from itm_utils.data.batches import PairDataset
@@ -28,16 +27,17 @@ from itm_utils.models import bfan, ccr_ccs, pfan, scan, sgraf
 from itm_utils.models.aoq import OfflineLoss
 from itm_utils.models.bfan import BFAN
 from itm_utils.models.ccr_ccs import (
-    Constrained,
-    agreement,
-    askers,
+    AttentionConstraintLoss,
+    all_query_terms,
     build,
     ccr_values,
-    draw_two,
-    every_query,
-    one_query,
-    pulls,
+    eligible_queries,
+    gradient_cosine,
+    logit_gradients,
+    one_query_terms,
     reversed_weights,
+    sample_two_queries,
+    stages,
 )
 from itm_utils.models.mmca import MMCA, HardNegativeTripletLoss
 from itm_utils.models.pfan import PFAN
@@ -67,18 +67,18 @@ def mixed(weights: list[Tensor], keys: list[list[Tensor]]) -> list[Tensor]:
     return [sum(w * key[n] for w, key in zip(weights, keys, strict=True)) for n in range(len(keys[0]))]
 
 
-def by_hand(pair: Attention, asks: int, swaps: int, ccr_margin: float, ccs_margin: float) -> tuple[Tensor, Tensor]:
-    """Eqs. 5, 6 and 7 for one pair without padding; swaps: -1 for nobody."""
-    weights, queries, keys = list(pair.weights[0][asks]), list(pair.queries[0]), [list(key) for key in pair.keys[0]]
+def by_hand(pair: Attention, query: int, swapped: int, ccr_margin: float, ccs_margin: float) -> tuple[Tensor, Tensor]:
+    """Eqs. 5, 6 and 7 for one pair without padding; swapped: -1 if missing."""
+    weights, queries, keys = list(pair.weights[0][query]), list(pair.queries[0]), [list(key) for key in pair.keys[0]]
     found = mixed(weights, keys)
     ccr = ccs = torch.zeros((), dtype=torch.float64)
-    right = cosine(list(queries[asks]), found)
+    right = cosine(list(queries[query]), found)
     if len(keys) > 1:
         total = sum(1 - w for w in weights)
         away = mixed([(1 - w) / total for w in weights], keys)
-        ccr = torch.clamp(cosine(list(queries[asks]), away) - right + ccr_margin, min=0)
-    if swaps >= 0:
-        ccs = torch.clamp(cosine(list(queries[swaps]), found) - right + ccs_margin, min=0)
+        ccr = torch.clamp(cosine(list(queries[query]), away) - right + ccr_margin, min=0)
+    if swapped >= 0:
+        ccs = torch.clamp(cosine(list(queries[swapped]), found) - right + ccs_margin, min=0)
     return ccr, ccs
 
 
@@ -108,70 +108,72 @@ def pair_of(attention: Attention, row: int) -> Attention:
     return Attention(*(part[None] for part in parts), *masks)
 
 
-def slopes(attention: Attention, loss: Tensor) -> list[Tensor]:
+def gradients(attention: Attention, loss: Tensor) -> list[Tensor]:
     given = (attention.weights, attention.queries, attention.keys)
     found = torch.autograd.grad(loss, given, allow_unused=True, retain_graph=True)
     return [torch.zeros_like(x) if g is None else g for x, g in zip(given, found, strict=True)]
 
 
-DRAWN = torch.tensor([[2, 0], [1, 2], [0, -1], [0, -1], [1, 0]])
+SAMPLED = torch.tensor([[2, 0], [1, 2], [0, -1], [0, -1], [1, 0]])
 SPREAD = torch.tensor([1.0, -0.5, 2.0, 0.7, 1.3], dtype=torch.float64)  # pairs must not be mixed up
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_one_query_is_the_paper_with_gradients(seed: int) -> None:
+def test_one_query_terms_are_the_paper_with_gradients(seed: int) -> None:
     ours, theirs = leaves(ragged(seed)), leaves(ragged(seed))
-    terms = one_query(ours, DRAWN, *MARGINS)
-    slow = [by_hand(pair_of(theirs, row), *DRAWN[row].tolist(), *MARGINS) for row in range(5)]
+    terms = one_query_terms(ours, SAMPLED, *MARGINS)
+    slow = [by_hand(pair_of(theirs, row), *SAMPLED[row].tolist(), *MARGINS) for row in range(5)]
     for number, name in enumerate(("ccr", "ccs")):
         expected = torch.stack([pair[number] for pair in slow])
         torch.testing.assert_close(getattr(terms, name), expected, **EXACT)
-        assert expected.count_nonzero() > 0  # hinges that are shut would prove little
-        found = slopes(ours, (getattr(terms, name) * SPREAD).sum())
-        for one, two in zip(found, slopes(theirs, (expected * SPREAD).sum()), strict=True):
+        assert expected.count_nonzero() > 0  # inactive hinges would prove little
+        found = gradients(ours, (getattr(terms, name) * SPREAD).sum())
+        for one, two in zip(found, gradients(theirs, (expected * SPREAD).sum()), strict=True):
             torch.testing.assert_close(one, two, **EXACT)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_query_is_the_mean_over_all_draws_with_gradients(seed: int) -> None:
+def test_all_query_terms_are_the_mean_over_all_samples_with_gradients(seed: int) -> None:
     ours, theirs = leaves(ragged(seed)), leaves(ragged(seed))
-    terms = every_query(ours, ours.query_mask, *MARGINS)
+    terms = all_query_terms(ours, ours.query_mask, *MARGINS)
     expected = []
     for row, count in enumerate(QUERIES):
         pair = pair_of(theirs, row)
-        draws = list(itertools.permutations(range(count), 2)) or [(0, -1)]
-        values = [by_hand(pair, *draw, *MARGINS) for draw in draws]
+        samples = list(itertools.permutations(range(count), 2)) or [(0, -1)]
+        values = [by_hand(pair, *sample, *MARGINS) for sample in samples]
         expected.append([sum(value[n] for value in values) / len(values) for n in (0, 1)])
     for number, name in enumerate(("ccr", "ccs")):
         means = torch.stack([row[number] for row in expected])
         torch.testing.assert_close(getattr(terms, name), means, **EXACT)
-        found = slopes(ours, (getattr(terms, name) * SPREAD).sum())
-        for one, two in zip(found, slopes(theirs, (means * SPREAD).sum()), strict=True):
+        found = gradients(ours, (getattr(terms, name) * SPREAD).sum())
+        for one, two in zip(found, gradients(theirs, (means * SPREAD).sum()), strict=True):
             torch.testing.assert_close(one, two, **EXACT)
 
 
-def test_the_mean_of_many_draws_is_every_query() -> None:
+def test_the_mean_of_many_samples_is_that_of_all_queries() -> None:
     attention = ragged()
     torch.manual_seed(0)
-    draws = [one_query(attention, draw_two(attention.query_mask), *MARGINS) for _ in range(4000)]
-    expected = every_query(attention, attention.query_mask, *MARGINS)
+    samples = [one_query_terms(attention, sample_two_queries(attention.query_mask), *MARGINS) for _ in range(4000)]
+    expected = all_query_terms(attention, attention.query_mask, *MARGINS)
     for name in ("ccr", "ccs"):
-        mean = torch.stack([getattr(one, name) for one in draws]).mean(dim=0)
+        mean = torch.stack([getattr(one, name) for one in samples]).mean(dim=0)
         torch.testing.assert_close(mean, getattr(expected, name), rtol=0, atol=0.05)
 
 
-def test_only_those_in_the_mask_ask_and_are_swapped_in() -> None:
+def test_only_queries_in_the_mask_are_used_and_swapped() -> None:
     attention = ragged()
     mask = attention.query_mask.clone()
     mask[0, 0] = False  # as a start token
     changed = attention.queries.clone()
     changed[0, 0] = 100.0
     other = replace(attention, queries=changed)
-    for one, two in zip(every_query(attention, mask, *MARGINS), every_query(other, mask, *MARGINS), strict=True):
+    for one, two in zip(
+        all_query_terms(attention, mask, *MARGINS), all_query_terms(other, mask, *MARGINS), strict=True
+    ):
         torch.testing.assert_close(one, two, **EXACT)
     assert not torch.allclose(
-        every_query(attention, attention.query_mask, *MARGINS).ccs,
-        every_query(other, attention.query_mask, *MARGINS).ccs,
+        all_query_terms(attention, attention.query_mask, *MARGINS).ccs,
+        all_query_terms(other, attention.query_mask, *MARGINS).ccs,
     )
 
 
@@ -191,15 +193,15 @@ def test_reversed_weights_of_36_keys_are_almost_even() -> None:
     weights[..., 7] = 0.5
     found = reversed_weights(weights, torch.ones(1, 36, dtype=torch.bool))[0, 0]
     assert float(found[7]) == pytest.approx(0.5 / 35) and float(found[0]) == pytest.approx((1 - 0.5 / 35) / 35)
-    assert float(found.max()) < 1 / 35  # nobody can get more than that
+    assert float(found.max()) < 1 / 35  # the largest possible
 
 
-def test_looking_away_is_the_mean_less_a_little_of_what_was_found() -> None:
+def test_reversed_attended_feature_is_the_mean_less_a_part_of_the_attended_one() -> None:
     attention = ragged()
     keys, n = attention.keys[:1], KEYS[0]
-    away = reversed_weights(attention.weights[:1], attention.key_mask[:1]) @ keys
+    found = reversed_weights(attention.weights[:1], attention.key_mask[:1]) @ keys
     expected = (n * keys.mean(dim=1, keepdim=True) - attention.weights[:1] @ keys) / (n - 1)
-    torch.testing.assert_close(away, expected, **EXACT)
+    torch.testing.assert_close(found, expected, **EXACT)
 
 
 @pytest.mark.parametrize("row", [1, 3])
@@ -207,26 +209,26 @@ def test_one_key_skips_ccr_without_a_trace(row: int) -> None:
     attention = leaves(ragged()[row : row + 1])
     values = ccr_values(attention, 5.0)
     assert (values == 0).all()
-    assert all((slope == 0).all() for slope in slopes(attention, values.sum()))
+    assert all((gradient == 0).all() for gradient in gradients(attention, values.sum()))
 
 
 def test_one_key_does_not_skip_ccs_and_one_query_does() -> None:
-    terms = one_query(ragged(), DRAWN, 5.0, 5.0)
+    terms = one_query_terms(ragged(), SAMPLED, 5.0, 5.0)
     assert terms.ccs.gt(0).tolist() == [True, True, False, False, True]
     assert terms.ccr.gt(0).tolist() == [True, False, True, False, True]
-    nobody = one_query(ragged(), torch.full((5, 2), -1), 5.0, 5.0)
-    assert (nobody.ccr == 0).all() and (nobody.ccs == 0).all()
+    missing = one_query_terms(ragged(), torch.full((5, 2), -1), 5.0, 5.0)
+    assert (missing.ccr == 0).all() and (missing.ccs == 0).all()
 
 
-# ---------------------------------------------------------------- draws
+# ---------------------------------------------------------------- sampling
 
 
-def test_draws_are_even_different_and_never_outside_the_mask() -> None:
+def test_samples_are_uniform_different_and_never_outside_the_mask() -> None:
     mask = torch.tensor([[False, True, True, True, False], [True, False, False, False, True]])
     torch.manual_seed(3)
     seen = [Counter(), Counter()]
     for _ in range(3000):
-        for row, pair in enumerate(draw_two(mask).tolist()):
+        for row, pair in enumerate(sample_two_queries(mask).tolist()):
             seen[row][tuple(pair)] += 1
     assert set(seen[0]) == set(itertools.permutations([1, 2, 3], 2))
     assert set(seen[1]) == {(0, 4), (4, 0)}
@@ -236,20 +238,20 @@ def test_draws_are_even_different_and_never_outside_the_mask() -> None:
 
 
 @pytest.mark.parametrize(("row", "expected"), [([1, 0, 0], {(0, -1)}), ([0, 0, 0], {(-1, -1)}), ([1], {(0, -1)})])
-def test_who_is_missing_is_minus_one(row: list[int], expected: set[tuple[int, int]]) -> None:
-    drawn = {tuple(draw_two(torch.tensor([row]).bool())[0].tolist()) for _ in range(20)}
-    assert drawn == expected
+def test_a_missing_query_is_minus_one(row: list[int], expected: set[tuple[int, int]]) -> None:
+    sampled = {tuple(sample_two_queries(torch.tensor([row]).bool())[0].tolist()) for _ in range(20)}
+    assert sampled == expected
 
 
-def test_draws_come_from_torchs_generator() -> None:
+def test_samples_come_from_torchs_generator() -> None:
     mask = torch.ones(64, 9, dtype=torch.bool)
     torch.manual_seed(11)
-    first, second = draw_two(mask), draw_two(mask)
+    first, second = sample_two_queries(mask), sample_two_queries(mask)
     torch.manual_seed(11)
-    assert torch.equal(first, draw_two(mask)) and not torch.equal(first, second)
+    assert torch.equal(first, sample_two_queries(mask)) and not torch.equal(first, second)
 
 
-# ---------------------------------------------------------------- where the two pull
+# ---------------------------------------------------------------- gradients and conflicts
 
 
 def softmax_attention(logits: Tensor, like: Attention) -> Attention:
@@ -257,46 +259,46 @@ def softmax_attention(logits: Tensor, like: Attention) -> Attention:
     return replace(like, weights=weights)
 
 
-def test_pulls_are_the_slopes_along_the_logits() -> None:
+def test_logit_gradients_are_those_of_autograd() -> None:
     attention = ragged()[:1]
     logits = torch.randn(1, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).requires_grad_()
-    looked = softmax_attention(logits, attention)
+    attention_of_logits = softmax_attention(logits, attention)
     swapped = attention.queries.roll(1, dims=1)
-    found = pulls(looked, swapped, *MARGINS)
+    found = logit_gradients(attention_of_logits, swapped, *MARGINS)
     for number, values in enumerate((ccr_values, ccr_ccs.ccs_values)):
         extra = () if number == 0 else (swapped,)
-        loss = values(looked, *extra, MARGINS[number]).sum()
+        loss = values(attention_of_logits, *extra, MARGINS[number]).sum()
         (expected,) = torch.autograd.grad(loss, logits, retain_graph=True)
         torch.testing.assert_close(found[number], expected, **EXACT)
         assert expected.abs().max() > 0.01
 
 
-def test_pulls_hold_after_bfan_has_dropped_keys() -> None:
-    """Focal weights are a softmax over the keys that stayed: the same formula gives the slope."""
+def test_logit_gradients_hold_after_bfan_has_dropped_keys() -> None:
+    """Focal weights are a softmax over the keys that stayed: the same formula gives the gradient."""
     attention = ragged()[:1]
     logits = 2 * torch.randn(1, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
     logits.requires_grad_()
-    focal = bfan.refocus(softmax_attention(logits, attention).weights.mT, "equal").mT
-    looked = replace(attention, weights=focal)
+    focal = bfan.focal_weights(softmax_attention(logits, attention).weights.mT, "equal").mT
+    attention_of_logits = replace(attention, weights=focal)
     assert (focal == 0).any()
-    (expected,) = torch.autograd.grad(ccr_values(looked, 1.2).sum(), logits)
-    torch.testing.assert_close(pulls(looked, attention.queries, 1.2, 1.2)[0], expected, **EXACT)
+    (expected,) = torch.autograd.grad(ccr_values(attention_of_logits, 1.2).sum(), logits)
+    torch.testing.assert_close(logit_gradients(attention_of_logits, attention.queries, 1.2, 1.2)[0], expected, **EXACT)
     assert expected.abs().max() > 0.01
 
 
-def test_agreement_has_the_sign_of_the_pulls() -> None:
+def test_gradient_cosine_is_that_of_the_logit_gradients() -> None:
     attention = ragged()
-    cosines = agreement(attention, DRAWN, 3.0, 3.0)
-    assert cosines[[2, 3]].tolist() == [0, 0] and cosines[1] == 0  # nobody to swap with; one key cannot move
-    one = ccr_ccs.ask(attention, DRAWN[:, 0].clamp_min(0))
-    swapped = ccr_ccs.ask(attention, DRAWN[:, 1].clamp_min(0)).queries
-    ccr, ccs = pulls(one, swapped, 3.0, 3.0)
+    cosines = gradient_cosine(attention, SAMPLED, 3.0, 3.0)
+    assert cosines[[2, 3]].tolist() == [0, 0] and cosines[1] == 0  # nothing to swap with; one key cannot change
+    one = ccr_ccs.select_query(attention, SAMPLED[:, 0].clamp_min(0))
+    swapped = ccr_ccs.select_query(attention, SAMPLED[:, 1].clamp_min(0)).queries
+    ccr, ccs = logit_gradients(one, swapped, 3.0, 3.0)
     expected = torch.cosine_similarity(ccr, ccs, dim=-1)[:, 0]
     torch.testing.assert_close(cosines[[0, 4]], expected[[0, 4]])
-    assert (agreement(attention, DRAWN, -3.0, 3.0) == 0).all()  # CCR is silent
+    assert (gradient_cosine(attention, SAMPLED, -3.0, 3.0) == 0).all()  # CCR is inactive
 
 
-# ---------------------------------------------------------------- any objective, any host
+# ---------------------------------------------------------------- any objective, any base model
 
 SMALL = {"width": 8, "word_dim": 8}
 BASE_MODELS = {
@@ -316,19 +318,19 @@ def base_model(name: str, pairs: PairDataset) -> Matcher:
 
 
 def slow_terms(model: Matcher, batch, directions: list[str], **margins: float) -> dict[str, Tensor]:
-    """The sums of both constraints, pair by pair and query by query, with the draws of the generator as it stands."""
+    """The sums of both constraints, pair by pair and query by query, with samples of the generator as it stands."""
     offered = model.attention(model.encode_images(batch.images), model.encode_texts(batch.texts))
     total = {"ccr": 0.0, "ccs": 0.0}
     for way in directions:
         attention, mask = offered[way], offered[way].query_mask.clone()
         if way == "t2i":
             mask &= ~batch.texts.special
-        for row, (asks, swaps) in enumerate(draw_two(mask).tolist()):
+        for row, (query, swapped) in enumerate(sample_two_queries(mask).tolist()):
             q, k = attention.query_mask[row], attention.key_mask[row]
             place = {int(old): new for new, old in enumerate(q.nonzero()[:, 0])} | {-1: -1}
             parts = attention.weights[row][q][:, k], attention.queries[row][q], attention.keys[row][k]
             pair = Attention(*(part[None].double() for part in parts), q[None], k[None])
-            values = by_hand(pair, place[asks], place[swaps], margins["ccr_margin"], margins["ccs_margin"])
+            values = by_hand(pair, place[query], place[swapped], margins["ccr_margin"], margins["ccs_margin"])
             total = {name: total[name] + value for name, value in zip(total, values, strict=True)}
     return total
 
@@ -337,18 +339,18 @@ def slow_terms(model: Matcher, batch, directions: list[str], **margins: float) -
 @pytest.mark.parametrize(
     "objective",
     [HingeTriplet(0.2), HardNegativeTripletLoss(0.2, negatives=1), OfflineLoss()],
-    ids=["hinge", "picked", "offline"],
+    ids=["hinge", "hard negatives", "offline"],
 )
-def test_the_wrapper_is_the_objective_and_its_terms(name: str, objective, any_pairs: PairDataset) -> None:
+def test_the_loss_is_the_ranking_loss_and_its_terms(name: str, objective, any_pairs: PairDataset) -> None:
     model, (batch, *wrong) = base_model(name, any_pairs).eval(), (any_pairs[list(range(n, n + 6))] for n in (0, 40, 80))
-    batch = replace(batch, offline=OfflineNegatives(*wrong))  # only AOQ looks at these
+    batch = replace(batch, offline=OfflineNegatives(*wrong))  # only AOQ uses these
     margins = {"ccr_margin": 1.5, "ccs_margin": 1.4}
     directions = BASE_MODELS[name][1]
     assert list(model.attention(model.encode_images(batch.images), model.encode_texts(batch.texts))) == directions
     if name == "MMCA":  # one of its two: so that the choice of a direction is tested too
         directions = ["t2i"]
         margins["directions"] = "t2i"
-    constrained = Constrained(objective, ccr_weight=0.7, ccs_weight=0.3, **margins)
+    constrained = AttentionConstraintLoss(objective, ccr_weight=0.7, ccs_weight=0.3, **margins)
     torch.manual_seed(7)
     loss, logs = constrained(model, batch)
     loss.backward()
@@ -368,15 +370,17 @@ def test_the_wrapper_is_the_objective_and_its_terms(name: str, objective, any_pa
 
 
 @pytest.mark.parametrize("weights", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
-def test_a_weight_of_zero_leaves_a_term_out_but_not_its_draws(weights, toy_pairs: PairDataset) -> None:
+def test_a_weight_of_zero_leaves_a_term_out_but_not_its_samples(weights, toy_pairs: PairDataset) -> None:
     model, batch = base_model("SCAN t2i", toy_pairs), toy_pairs[list(range(8))]
     rank, _ = HingeTriplet()(model, batch)
     torch.manual_seed(2)
-    loss, logs = Constrained(HingeTriplet(), ccr_weight=weights[0], ccs_weight=weights[1], ccs_margin=0.5)(model, batch)
+    loss, logs = AttentionConstraintLoss(HingeTriplet(), ccr_weight=weights[0], ccs_weight=weights[1], ccs_margin=0.5)(
+        model, batch
+    )
     torch.testing.assert_close(loss, rank + 8 * (weights[0] * logs["ccr"] + weights[1] * logs["ccs"]))
     after = torch.rand(1)
     torch.manual_seed(2)
-    Constrained(HingeTriplet())(model, batch)
+    AttentionConstraintLoss(HingeTriplet())(model, batch)
     assert torch.equal(after, torch.rand(1)) and logs["ccs"] > 0
 
 
@@ -390,19 +394,19 @@ def test_for_a_mean_the_terms_are_means(toy_pairs: PairDataset) -> None:
     losses = []
     for mean in (False, True):
         torch.manual_seed(2)
-        losses.append(Constrained(nothing, mean=mean)(model, batch)[0])
+        losses.append(AttentionConstraintLoss(nothing, mean=mean)(model, batch)[0])
     torch.testing.assert_close(losses[0], 8 * losses[1])
     torch.manual_seed(2)
-    loss, logs = Constrained(nothing)(model, batch)
+    loss, logs = AttentionConstraintLoss(nothing)(model, batch)
     torch.testing.assert_close(loss, torch.tensor(8 * 2 * (logs["ccr"] + logs["ccs"])))  # both directions
 
 
-def test_all_queries_through_the_wrapper(toy_pairs: PairDataset) -> None:
+def test_all_queries_through_the_loss(toy_pairs: PairDataset) -> None:
     model, batch = base_model("SCAN t2i", toy_pairs), toy_pairs[list(range(8))]
     attention = model.attention(model.encode_images(batch.images), model.encode_texts(batch.texts))["t2i"]
-    expected = every_query(attention, attention.query_mask & ~batch.texts.special, 0.2, 0.2)
+    expected = all_query_terms(attention, attention.query_mask & ~batch.texts.special, 0.2, 0.2)
     rank, _ = HingeTriplet()(model, batch)
-    loss, _ = Constrained(HingeTriplet(), all_queries=True)(model, batch)
+    loss, _ = AttentionConstraintLoss(HingeTriplet(), all_queries=True)(model, batch)
     torch.testing.assert_close(loss, rank + expected.ccr.sum() + expected.ccs.sum())
 
 
@@ -418,7 +422,7 @@ def test_nothing_is_encoded_twice(toy_pairs: PairDataset) -> None:
 
     for name in ("encode_images", "encode_texts", "score"):
         setattr(model, name, counting(name, getattr(model, name)))
-    Constrained(HingeTriplet(), watch=True)(model, toy_pairs[list(range(6))])
+    AttentionConstraintLoss(HingeTriplet(), log_conflicts=True)(model, toy_pairs[list(range(6))])
     assert counted == {"encode_images": 1, "encode_texts": 1, "score": 1}
 
 
@@ -430,40 +434,76 @@ def test_a_models_own_losses_stay(toy_pairs: PairDataset) -> None:
     torch.manual_seed(1)
     model, batch = WithOwn(100, toy_pairs.split.feature_dim, **SMALL), toy_pairs[list(range(6))]
     torch.manual_seed(2)
-    loss, _ = Constrained(HingeTriplet())(model, batch)
+    loss, _ = AttentionConstraintLoss(HingeTriplet())(model, batch)
     model.__class__ = SCAN
     torch.manual_seed(2)
-    torch.testing.assert_close(loss - 1000, Constrained(HingeTriplet())(model, batch)[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        loss - 1000, AttentionConstraintLoss(HingeTriplet())(model, batch)[0], rtol=1e-4, atol=1e-4
+    )
 
 
-def test_start_and_end_never_ask(toy_pairs: PairDataset) -> None:
+def test_a_term_is_added_only_for_the_time_of_the_call(toy_pairs: PairDataset) -> None:
+    class WithOwn(SCAN):
+        def extra_losses(self, images, texts, batch):
+            return {"own": torch.tensor(1.0)}
+
+    model, batch = WithOwn(100, toy_pairs.split.feature_dim, **SMALL), toy_pairs[list(range(4))]
+    given = model.encode_images(batch.images), model.encode_texts(batch.texts), batch
+
+    def term(name: str):
+        return lambda images, texts, batch: {name: images.local.sum() + texts.local.sum()}
+
+    with model.with_loss_term(term("outer")):
+        with model.with_loss_term(term("inner")):
+            assert list(model.extra_losses(*given)) == ["own", "outer", "inner"]
+        assert list(model.extra_losses(*given)) == ["own", "outer"]
+        with pytest.raises(KeyboardInterrupt), model.with_loss_term(term("lost")):
+            raise KeyboardInterrupt
+        assert list(model.extra_losses(*given)) == ["own", "outer"]
+    assert list(model.extra_losses(*given)) == ["own"] and "extra_losses" not in vars(model)
+
+
+def test_one_constraint_inside_another(toy_pairs: PairDataset) -> None:
+    """CCR in one direction, CCS in the other: each is added once."""
+    model, batch = base_model("BFAN", toy_pairs), toy_pairs[list(range(8))]
+    chosen = {"all_queries": True, "ccr_margin": 0.5, "ccs_margin": 0.5}
+    rank, _ = HingeTriplet()(model, batch)
+    inner = AttentionConstraintLoss(HingeTriplet(), 1.0, 0.0, directions="t2i", **chosen)
+    outer = AttentionConstraintLoss(inner, 0.0, 1.0, directions="i2t", **chosen)
+    one, _ = inner(model, batch)
+    two, _ = AttentionConstraintLoss(HingeTriplet(), 0.0, 1.0, directions="i2t", **chosen)(model, batch)
+    both, _ = outer(model, batch)
+    torch.testing.assert_close(both - rank, (one - rank) + (two - rank))
+
+
+def test_start_and_end_are_never_queries(toy_pairs: PairDataset) -> None:
     model, batch = base_model("BFAN", toy_pairs), toy_pairs[list(range(8))]
     offered = model.attention(model.encode_images(batch.images), model.encode_texts(batch.texts))
-    words = askers(offered["t2i"], "t2i", batch)
+    words = eligible_queries(offered["t2i"], "t2i", batch)
     assert not words[:, 0].any() and words.sum(dim=1).tolist() == (batch.texts.lengths - 2).tolist()
-    assert torch.equal(askers(offered["i2t"], "i2t", batch), batch.images.mask)
+    assert torch.equal(eligible_queries(offered["i2t"], "i2t", batch), batch.images.mask)
 
 
-def test_watching_changes_neither_loss_nor_gradients(toy_pairs: PairDataset) -> None:
+def test_logging_conflicts_changes_neither_loss_nor_gradients(toy_pairs: PairDataset) -> None:
     model, batch, seen = base_model("BFAN", toy_pairs), toy_pairs[list(range(8))], []
-    for watch in (False, True):
+    for log_conflicts in (False, True):
         model.zero_grad()
         torch.manual_seed(4)
-        loss, logs = Constrained(HingeTriplet(), watch=watch)(model, batch)
+        loss, logs = AttentionConstraintLoss(HingeTriplet(), log_conflicts=log_conflicts)(model, batch)
         loss.backward()
         seen.append((loss.detach(), *(p.grad.clone() for p in model.parameters()), torch.rand(1)))
     assert all(torch.equal(one, two) for one, two in zip(*seen, strict=True))
-    assert 0 <= logs["conflict"] <= logs["both_pull"] <= 1 and logs["both_pull"] > 0
+    assert 0 <= logs["conflict"] <= logs["both_active"] <= 1 and logs["both_active"] > 0
 
 
 def test_epochs_reach_the_objective() -> None:
     inner = HingeTriplet(warmup_epochs=2)
-    constrained = Constrained(inner)
+    constrained = AttentionConstraintLoss(inner)
     constrained.set_epoch(1)
     assert not inner.hardest_now
     constrained.set_epoch(2)
     assert inner.hardest_now
-    Constrained(lambda model, batch: None).set_epoch(3)  # an objective that does not count them
+    AttentionConstraintLoss(lambda model, batch: None).set_epoch(3)  # an objective that does not count them
 
 
 def forgetful(model: Matcher, batch) -> tuple[Tensor, dict]:
@@ -476,17 +516,17 @@ def forgetful(model: Matcher, batch) -> tuple[Tensor, dict]:
     [
         (lambda v, d: VSEPP(v, d, **SMALL), {}, "VSEPP: found no attention"),
         (BASE_MODELS["SCAN t2i"][0], {"directions": "i2t"}, "attention t2i, expected attention i2t"),
-        (BASE_MODELS["SCAN t2i"][0], {"objective": forgetful}, "losses 0 times"),
+        (BASE_MODELS["SCAN t2i"][0], {"ranking_loss": forgetful}, "losses 0 times"),
         (BASE_MODELS["SCAN t2i"][0], {"directions": "up"}, "one of all, t2i, i2t"),
     ],
 )
 def test_what_does_not_fit_is_refused(model, settings: dict, message: str, toy_pairs: PairDataset) -> None:
-    settings = {"objective": HingeTriplet()} | settings
+    settings = {"ranking_loss": HingeTriplet()} | settings
     with pytest.raises(ItmError, match=message):
-        Constrained(**settings)(model(100, toy_pairs.split.feature_dim), toy_pairs[list(range(4))])
+        AttentionConstraintLoss(**settings)(model(100, toy_pairs.split.feature_dim), toy_pairs[list(range(4))])
 
 
-def test_hosts_are_built_as_in_their_chapters() -> None:
+def test_base_models_are_built_as_in_their_chapters() -> None:
     given = {"width": 8, "word_dim": 8, "direction": "t2i", "first_norm": "clipped_l2norm", "pooling": "Mean"}
     given |= {"temperature": 9.0, "lse": 6.0, "focal": "equal", "ties": "keep", "bonus": 0.5, "position": "focused"}
     given |= {"position_dim": 4, "grid": 8, "head": "SGR", "sim_dim": 4, "steps": 1, "dropout": 0.0, "region_slots": 0}
@@ -499,6 +539,34 @@ def test_hosts_are_built_as_in_their_chapters() -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
     with pytest.raises(ItmError, match="one of scan, bfan, pfan, sgraf"):
         build(given | {"base_model": "saem"}, 30, 7)
+
+
+PARAMETERS = {
+    "margin": 0.3, "warmup_epochs": 2, "ccr_weight": 0.5, "ccs_weight": 2.0, "ccr_margin": 0.1, "ccs_margin": 0.4,
+    "directions": "t2i", "all_queries": True, "epochs": 3, "batch_size": 16, "learning_rate": 0.01, "seed": 5,
+    "device": "cpu", "precision": "fp32", "num_workers": 0, "schedule": "paper", "decay_every": 2,
+}  # fmt: skip
+
+
+def test_the_stage_holds_the_parameters() -> None:
+    model = SCAN(30, 7, **SMALL)
+    (stage,) = stages(PARAMETERS, model)
+    loss = stage.objective
+    assert stage.model is model and isinstance(loss, AttentionConstraintLoss)
+    assert (loss.ranking_loss.margin, loss.ranking_loss.hardest, loss.ranking_loss.warmup_epochs) == (0.3, True, 2)
+    assert all(getattr(loss, name) == PARAMETERS[name] for name in ("ccr_weight", "ccs_weight", "ccr_margin"))
+    assert (loss.ccs_margin, loss.directions, loss.all_queries, loss.log_conflicts) == (0.4, "t2i", True, True)
+    assert (stage.config.epochs, stage.config.schedule, stage.config.decay_every) == (3, "step", 2)
+
+
+@pytest.mark.parametrize(("ccr", "ccs"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
+def test_constraints_without_weight_are_left_out(ccr: float, ccs: float) -> None:
+    (stage,) = stages(PARAMETERS | {"ccr_weight": ccr, "ccs_weight": ccs}, SCAN(30, 7, **SMALL))
+    if ccr or ccs:
+        assert (stage.objective.ccr_weight, stage.objective.ccs_weight) == (ccr, ccs)
+        assert not stage.objective.log_conflicts
+    else:
+        assert type(stage.objective) is HingeTriplet
 
 
 # ---------------------------------------------------------------- training
@@ -521,12 +589,12 @@ class Dies(HingeTriplet):
         return super().__call__(model, batch)
 
 
-def test_an_interrupted_run_draws_the_same_queries(toy_pairs: PairDataset, tmp_path: Path) -> None:
+def test_an_interrupted_run_samples_the_same_queries(toy_pairs: PairDataset, tmp_path: Path) -> None:
     ends = {}
     for name, calls in (("whole", [None]), ("broken", [7, None])):
         for call in calls:
             model = base_model("SCAN t2i", toy_pairs)
-            objective = Constrained(Dies(call), ccr_margin=0.5, ccs_margin=0.5, watch=True)
+            objective = AttentionConstraintLoss(Dies(call), ccr_margin=0.5, ccs_margin=0.5, log_conflicts=True)
             try:
                 result = train(model, objective, toy_pairs, CONFIG, tmp_path / name)
             except KeyboardInterrupt:
@@ -538,13 +606,15 @@ def test_an_interrupted_run_draws_the_same_queries(toy_pairs: PairDataset, tmp_p
 
 def test_a_run_does_not_go_on_with_another_inner_margin(toy_pairs: PairDataset, tmp_path: Path) -> None:
     config = replace(CONFIG, epochs=1)
-    train(base_model("SCAN t2i", toy_pairs), Constrained(HingeTriplet(0.2)), toy_pairs, config, tmp_path)
+    train(base_model("SCAN t2i", toy_pairs), AttentionConstraintLoss(HingeTriplet(0.2)), toy_pairs, config, tmp_path)
     with pytest.raises(ItmError, match=r"margin = 0\.2, expected margin = 0\.3"):
-        train(base_model("SCAN t2i", toy_pairs), Constrained(HingeTriplet(0.3)), toy_pairs, config, tmp_path)
+        train(
+            base_model("SCAN t2i", toy_pairs), AttentionConstraintLoss(HingeTriplet(0.3)), toy_pairs, config, tmp_path
+        )
     with pytest.raises(ItmError, match=r"ccr_margin = 0\.2, expected ccr_margin = 0\.1"):
         train(
             base_model("SCAN t2i", toy_pairs),
-            Constrained(HingeTriplet(0.2), ccr_margin=0.1),
+            AttentionConstraintLoss(HingeTriplet(0.2), ccr_margin=0.1),
             toy_pairs,
             config,
             tmp_path,
@@ -552,7 +622,7 @@ def test_a_run_does_not_go_on_with_another_inner_margin(toy_pairs: PairDataset, 
 
 
 def test_ccr_alone_lowers_ccr_and_ccs_alone_lowers_ccs(toy_pairs: PairDataset) -> None:
-    """A few steps on the constraint alone, on fixed draws of every query: what is asked for must shrink."""
+    """A few steps on the constraint alone, over all queries: its own value must shrink."""
 
     def nothing(model: Matcher, batch) -> tuple[Tensor, dict]:
         images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
@@ -561,7 +631,7 @@ def test_ccr_alone_lowers_ccr_and_ccs_alone_lowers_ccs(toy_pairs: PairDataset) -
     for name in ("ccr", "ccs"):
         model, batch = base_model("SCAN t2i", toy_pairs), toy_pairs[list(range(16))]
         only = {"ccr_weight": float(name == "ccr"), "ccs_weight": float(name == "ccs"), "all_queries": True}
-        objective = Constrained(nothing, **only)
+        objective = AttentionConstraintLoss(nothing, **only)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         seen = []
         for _ in range(25):
@@ -573,7 +643,7 @@ def test_ccr_alone_lowers_ccr_and_ccs_alone_lowers_ccs(toy_pairs: PairDataset) -
         assert seen[-1] < 0.7 * seen[0], name
 
 
-def test_an_ensemble_has_the_mean_look_of_its_members(tmp_path: Path) -> None:
+def test_an_ensemble_has_the_mean_attention_metrics_of_its_members(tmp_path: Path) -> None:
     owner, rng = np.repeat(np.arange(6), 5), torch.Generator().manual_seed(0)
     about = {"chapter": "11_ccr_ccs", "seed": 5, "parameters": {}, "seconds": 1.0, "device": "cpu", "rules": {}}
     about["dataset"] = {"name": "toy", "split": "test", "fingerprint": 64 * "0"}
@@ -591,7 +661,7 @@ def test_an_ensemble_has_the_mean_look_of_its_members(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- photographs, with phrases of Flickr30K Entities
 
 
-def test_a_paper_scale_recipe_asks_for_names_and_boxes_before_it_trains(tmp_path: Path) -> None:
+def test_a_paper_scale_run_asks_for_names_and_boxes_before_it_trains(tmp_path: Path) -> None:
     data = write_toy_dataset(tmp_path / "f30k", {"train": 40, "dev": 10, "test": 20}, regions=36, width=32)
     photos, names = [f"photo_{number}" for number in range(20)], tmp_path / "entities" / "names.txt"
     write_entities(names.parent, data, photos)
@@ -619,23 +689,3 @@ def test_a_paper_scale_recipe_asks_for_names_and_boxes_before_it_trains(tmp_path
         assert metrics[f"att_{name}_common"] == metrics[f"att_{name}"]
     assert metrics["att_f1_iou_04"] == metrics["att_f1"] >= metrics["att_f1_to_one_tenth"] > 0
     assert {"att_f1_iou_03", "att_f1_iou_05", "att_f1_iou_06", "att_pr_area", "att_f1_mean_words"} <= set(metrics)
-
-
-# ---------------------------------------------------------------- a second pair of eyes
-
-
-CASES = sorted((ROOT / "tests/golden/ccr_ccs").glob("*.npz"))
-
-
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_golden_cases(path: Path) -> None:
-    rows = run_case(path)
-    assert {row.kind for row in rows} == {"values", "losses", "gradients", "metrics"}
-    assert all(row.ok for row in rows), "\n".join(map(str, rows))
-
-
-def test_there_are_golden_cases_and_they_can_fail(monkeypatch) -> None:
-    assert {path.stem for path in CASES} == {"given_scan", "given_scan_skips", "given_weights"}
-    plain = ccr_ccs.reversed_weights
-    monkeypatch.setattr(ccr_ccs, "reversed_weights", lambda weights, mask: plain(weights * 1.001, mask))
-    assert not all(row.ok for path in CASES for row in run_case(path))

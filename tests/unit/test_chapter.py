@@ -12,15 +12,16 @@ from safetensors.torch import save_file
 from toy_dataset import write_toy_dataset
 
 from itm_lab.records.chapter import Chapter
-from itm_lab.records.parameters import check_parameters, declared_parameters, settings_of
+from itm_lab.records.parameters import declared_parameters, parameters_model, settings_of
 from itm_lab.records.receipts import read_receipt, variant_receipts
 from itm_lab.records.scores import read_scores, write_scores
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Scores
 from itm_utils.metrics.retrieval import evaluate, evaluate_folds
 from itm_utils.training.loop import TrainResult
+from itm_utils.validation import validated
 
-CELL = """arm: str = "toy"  # name
+CELL = """variant: str = "toy"  # name
 seed: int = 3  # seed
 dataset: str = "scenes"  # data
 evaluate_on: str = "test"  # split
@@ -67,7 +68,7 @@ def test_a_wrong_parameter_stops_the_notebook_at_once(injected: str, changes: di
 
 
 def test_a_whole_number_is_a_number_and_a_notebook_needs_parameters() -> None:
-    check_parameters({"learning_rate": 1}, declared_parameters(CELL), "here")
+    assert validated(parameters_model("here", declared_parameters(CELL)), {"learning_rate": 1})["learning_rate"] == 1
     with pytest.raises(ItmError, match="no cell of parameters"):
         Chapter.of_cells("02_scan", ["x = 1"], {})
 
@@ -97,7 +98,7 @@ def some_scores(run: Chapter) -> Scores:
 def test_a_run_ends_with_a_receipt_its_ranks_and_its_scores(toy_run: Chapter) -> None:
     data, result = toy_run.open(), TrainResult(log=[], best={"rsum": 12.0, "step": 4}, seconds=1.5)
     scores = some_scores(toy_run)
-    kept = toy_run.keep(scores, result, {"extra": 7.0})
+    kept = toy_run.save_result(scores, result, {"extra": 7.0})
     assert kept.rsum == evaluate(scores, data.test.owner).rsum
     (receipt,) = variant_receipts("02_scan", "toy", "toy", toy_run.folder)
     assert receipt["metrics"]["rsum"]["value"] == pytest.approx(kept.rsum)
@@ -109,7 +110,7 @@ def test_a_run_ends_with_a_receipt_its_ranks_and_its_scores(toy_run: Chapter) ->
 def test_on_testall_there_is_a_receipt_for_each_protocol(toy_run: Chapter) -> None:
     toy_run.parameters["evaluate_on"] = "testall"
     data, scores = toy_run.open(), some_scores(toy_run)
-    toy_run.keep(scores, TrainResult(log=[], best={}, seconds=1.0))
+    toy_run.save_result(scores, TrainResult(log=[], best={}, seconds=1.0))
     found = {r["protocol"]: r for r in map(read_receipt, sorted(toy_run.folder.rglob("*.json")))}
     assert set(found) == {"all 10", "5 folds of 2"}
     folds = evaluate_folds(scores, data.test.owner, 5)
@@ -120,7 +121,7 @@ def test_on_dev_the_receipt_goes_with_the_searches(toy_run: Chapter) -> None:
     toy_run.parameters["evaluate_on"] = "dev"
     toy_run.open()
     scores = Scores.same(torch.from_numpy(np.random.default_rng(0).random((5, 25), dtype=np.float32)))
-    toy_run.keep(scores, TrainResult(log=[], best={}, seconds=1.0))
+    toy_run.save_result(scores, TrainResult(log=[], best={}, seconds=1.0))
     assert [path.parent.name for path in toy_run.folder.rglob("*.json")] == ["search"]
     assert not variant_receipts("02_scan", "toy", "toy", toy_run.folder)
 

@@ -8,17 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from itm_lab.data.coco_judgements import coco_extended, coco_ids, coco_judgements
 from itm_utils.data.precomp import FeatureFile, PrecompSplit
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Scores
-from itm_utils.metrics.multi_positive import (
-    Judged,
-    Judgements,
-    coco_extended,
-    coco_ids,
-    coco_judgements,
-    extended_metrics,
-)
+from itm_utils.metrics.multi_positive import Judged, Judgements, extended_metrics
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -54,7 +48,7 @@ def slow_both(scores: Scores, truth: np.ndarray) -> dict[str, float]:
 def test_equal_to_a_loop_over_queries(kind: str) -> None:
     rng = np.random.default_rng(3)
     truth = rng.random((7, 9) if kind == "few candidates" else (23, 60)) < 0.1
-    truth[4] = False  # a picture that no caption fits is no query
+    truth[4] = False  # an image that no caption fits is no query
     truth[0, 0] = True
     i2t = rng.normal(size=truth.shape) + truth
     if kind in ("ties", "infinite"):
@@ -96,9 +90,9 @@ def smaller_package(images: int) -> tuple[Metrics, np.ndarray, np.ndarray]:
 
 
 def test_equal_to_the_package_on_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 pictures and their 1,500 captions; right candidates outside them stay in the package's lists."""
+    """300 images and their 1,500 captions; right candidates outside them stay in the package's lists."""
     package, image_ids, caption_ids = smaller_package(300)
-    monkeypatch.setattr("itm_utils.metrics.multi_positive._package", lambda: package)
+    monkeypatch.setattr("itm_lab.data.coco_judgements._package", lambda: package)
     scores = np.random.default_rng(5).permutation(300 * 1500).reshape(300, 1500).astype(float)
     own = np.repeat(np.arange(300), 5), np.arange(1500)
     scores[own] += 0.9 * 300 * 1500 + 0.5  # half numbers: still no ties

@@ -1,4 +1,4 @@
-"""Phrases and their boxes: the embedded scenes, and Flickr30K Entities from files made here, whole and damaged."""
+"""Phrases and their boxes: Scenes, and Flickr30K Entities from files made here, whole and damaged."""
 
 from __future__ import annotations
 
@@ -10,20 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from itm_lab.data.entities import NO_LETTERS, NOT_VISUAL, OUT_OF_IMAGE, UNBALANCED, UNMATCHED, entities_grounding
 from itm_lab.scenes import load_scenes, scenes_folder
 from itm_lab.scenes.phrases import scenes_grounding
 from itm_utils.data.batches import WordCaptions
-from itm_utils.data.phrases import (
-    BEYOND,
-    BROKEN,
-    NO_LETTERS,
-    NOT_VISUAL,
-    UNLIKE,
-    Grounding,
-    Phrase,
-    entities_grounding,
-    phrase_of_words,
-)
+from itm_utils.data.phrases import Grounding, Phrase, phrase_of_words
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.text_encoder import bert_captions
 from itm_utils.data.vocabulary import Vocabulary
@@ -155,7 +146,7 @@ def xml(objects=OBJECTS, size=(200, 100)) -> str:
 
 
 def make_split(root: Path, captions: list[list[str]], sizes=None, names: bool = True) -> PrecompSplit:
-    """Pictures 7, 8, … with the given captions."""
+    """Images 7, 8, … with the given captions."""
     root.mkdir(parents=True, exist_ok=True)
     np.save(root / "test_ims.npy", np.zeros((len(captions), 2, 3), dtype=np.float32))
     np.save(root / "test_owners.npy", np.repeat(np.arange(len(captions)), [len(own) for own in captions]))
@@ -177,7 +168,7 @@ def make_entities(root: Path, sentences: list[list[str]], objects=OBJECTS, size=
 
 
 def read(tmp_path: Path, sentences: list[str], captions: list[str], objects=OBJECTS, **more) -> Grounding:
-    """One picture."""
+    """One image."""
     folder = make_entities(tmp_path / "entities", [sentences], objects)
     return entities_grounding(folder, make_split(tmp_path / "data", [captions], **more))
 
@@ -226,11 +217,11 @@ def test_accents_and_letters_that_are_several(tmp_path: Path) -> None:
         ("[/EN#1/people Men] [/EN#2/other !!] .", "men !!", ["men"], {NO_LETTERS: 1}),
         ("[/EN#1/people] [/EN#1/people Men] .", "men", ["men"], {NO_LETTERS: 1}),  # nothing marked
         ("A plain sentence .", "a plain sentence", [], {}),
-        ("[/EN#2/people Men] [/EN#3/people walk .", "men walk", [], {BROKEN: 1}),
-        ("[/EN#2/people Men] walk ] .", "men walk", [], {BROKEN: 1}),
-        ("[/EN#2/people Men] walk .", "men run", [], {UNLIKE: 1}),
-        ("[/EN#2/people Men] walk .", "men walk away", [], {UNLIKE: 1}),
-        ("[/EN#x/people Men] walk .", "men walk", [], {UNLIKE: 1}),  # no chain id: not a mark
+        ("[/EN#2/people Men] [/EN#3/people walk .", "men walk", [], {UNBALANCED: 1}),
+        ("[/EN#2/people Men] walk ] .", "men walk", [], {UNBALANCED: 1}),
+        ("[/EN#2/people Men] walk .", "men run", [], {UNMATCHED: 1}),
+        ("[/EN#2/people Men] walk .", "men walk away", [], {UNMATCHED: 1}),
+        ("[/EN#x/people Men] walk .", "men walk", [], {UNMATCHED: 1}),  # no chain id: not a mark
     ],
 )
 def test_marks_usual_and_odd(tmp_path: Path, sentence: str, caption: str, phrases: list[str], skipped: dict) -> None:
@@ -244,10 +235,10 @@ def test_marks_usual_and_odd(tmp_path: Path, sentence: str, caption: str, phrase
 @pytest.mark.parametrize(
     ("box", "odd"), [((1, 1, 200, 100), 0), ((0, 1, 201, 101), 0), ((1, 1, 203, 90), 1), ((-9, 1, 9, 9), 1)]
 )
-def test_boxes_that_leave_their_picture_are_kept_and_counted(tmp_path: Path, box: tuple[int, ...], odd: int) -> None:
+def test_boxes_that_leave_their_image_are_kept_and_counted(tmp_path: Path, box: tuple[int, ...], odd: int) -> None:
     found = read(tmp_path, ["[/EN#1/people Men] walk ."], ["men walk"], [(["1"], box)])
     np.testing.assert_array_equal(found.phrases[0][0].boxes, [np.array(box) - 1])
-    assert found.skipped == ({BEYOND: 1} if odd else {})
+    assert found.skipped == ({OUT_OF_IMAGE: 1} if odd else {})
 
 
 def test_sentences_in_another_order_and_fewer_captions_than_sentences(tmp_path: Path) -> None:
@@ -256,7 +247,7 @@ def test_sentences_in_another_order_and_fewer_captions_than_sentences(tmp_path: 
     assert texts(found, captions) == [["men", "their dog", "the grass"]]
     more = read(tmp_path / "more", SENTENCES[:1], ["two young men walk a dog", "a third caption"])
     assert [len(own) for own in more.phrases] == [2, 0]
-    assert more.skipped == {UNLIKE: 1}
+    assert more.skipped == {UNMATCHED: 1}
 
 
 def test_of_two_sentences_spelled_alike_each_caption_has_its_own(tmp_path: Path) -> None:
@@ -265,7 +256,7 @@ def test_of_two_sentences_spelled_alike_each_caption_has_its_own(tmp_path: Path)
     assert texts(read(tmp_path, sentences, captions), captions) == [["men"], ["walk"]]
 
 
-def test_phrases_of_another_picture_are_never_used(tmp_path: Path) -> None:
+def test_phrases_of_another_image_are_never_used(tmp_path: Path) -> None:
     folder = make_entities(tmp_path / "entities", [SENTENCES[:1], SENTENCES[1:]])
     captions = [["two young men walk a dog"], ["men and their dog on the grass"]]
     split = make_split(tmp_path / "data", captions, names=False)
@@ -284,20 +275,20 @@ def test_an_object_with_several_names_and_none_with_a_box(tmp_path: Path) -> Non
     assert [len(p.boxes) for p in bare.phrases[0]] == [0, 0]
 
 
-def test_boxes_follow_the_size_of_the_picture_in_the_split(tmp_path: Path) -> None:
+def test_boxes_follow_the_size_of_the_image_in_the_split(tmp_path: Path) -> None:
     captions = ["two young men walk a dog"]
     found = read(tmp_path, SENTENCES, captions, sizes=[[101, 50]])
     np.testing.assert_allclose(found.phrases[0][1].boxes, [[15.15, 35, 30.3, 49]])
-    with pytest.raises(ItmError, match=r"7\.xml: found a picture of 200 x 100 pixels, .* 100 x 200"):
+    with pytest.raises(ItmError, match=r"7\.xml: found an image of 200 x 100 pixels, .* 100 x 200"):
         read(tmp_path / "turned", SENTENCES, captions, sizes=[[100, 200]])
 
 
-def test_names_of_pictures_are_needed(tmp_path: Path) -> None:
+def test_names_of_images_are_needed(tmp_path: Path) -> None:
     folder = make_entities(tmp_path / "entities", [SENTENCES])
     split = make_split(tmp_path / "data", [["men"]], names=False)
     with pytest.raises(ItmError, match="image_names: found none"):
         entities_grounding(folder, split)
-    with pytest.raises(ItmError, match="image_names: found 2, expected the file names of 1 pictures"):
+    with pytest.raises(ItmError, match="image_names: found 2, expected the file names of 1 images"):
         entities_grounding(folder, split, ["7", "8"])
 
 
@@ -318,7 +309,7 @@ DAMAGED = {
     "no number": ("Annotations/7.xml", xml([((1,), (1, "left", 5, 5))]).encode(), "invalid literal"),
     "a side missing": ("Annotations/7.xml", xml().replace("xmax", "xmix").encode(), "no bndbox/xmax"),
     "turned box": ("Annotations/7.xml", xml([((1,), (9, 1, 5, 5))]).encode(), "ends before it begins"),
-    "flat picture": ("Annotations/7.xml", xml(size=(0, 100)).encode(), "0 x 100 pixels"),
+    "flat image": ("Annotations/7.xml", xml(size=(0, 100)).encode(), "0 x 100 pixels"),
 }
 
 

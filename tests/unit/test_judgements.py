@@ -17,11 +17,11 @@ from itm_lab.evidence.judgements import (
     audit,
     audit_runs,
     called_right,
+    negative_pairs,
     numbering,
     own_pairs,
     read_judgements,
     wilson,
-    wrong_pairs,
 )
 from itm_lab.publish.judgements_page import RESULT, judgements_fragment
 from itm_utils.data.precomp import PrecompSplit, open_split
@@ -33,7 +33,7 @@ IMAGES = 12
 
 @pytest.fixture
 def split(tmp_path: Path) -> PrecompSplit:
-    """Twelve pictures a.jpg, b.jpg, … of five captions each."""
+    """Twelve images a.jpg, b.jpg, … of five captions each."""
     np.save(tmp_path / "test_ims.npy", np.zeros((IMAGES, 2, 3), dtype=np.float32))
     (tmp_path / "test_caps.txt").write_text("".join(f"caption {c}\n" for c in range(5 * IMAGES)))
     (tmp_path / "test_ids.txt").write_text("".join(f"{name(i)}\n" for i in range(IMAGES)))
@@ -64,7 +64,7 @@ def test_each_definition_reads_its_file(split: PrecompSplit) -> None:
     assert right["crowd"] == {(4, 5)}  # two of four is no majority, and z.jpg is of another split
     assert right["either"] == right["expert"] | right["crowd"]
     assert found["either"].judged.sum() == 6
-    counted = wrong_pairs(found["expert"], split.owner)  # the own pair of a.jpg is not among them
+    counted = negative_pairs(found["expert"], split.owner)  # the own pair of a.jpg is not among them
     assert (counted["right"], counted["of"]) == (2, 3)
     counted = called_right(found["expert"], own_pairs(found["expert"], split.owner))  # but here it is alone
     assert (counted["right"], counted["of"]) == (1, 1)
@@ -79,7 +79,7 @@ def test_each_definition_reads_its_file(split: PrecompSplit) -> None:
         (GOOD[0], ["b.jpg a.jpg 1 3 0"], "line 1: found the caption 'a.jpg'"),
         (GOOD[0], ["b.jpg a.jpg#5 1 3 0"], "one of the 5 captions of a.jpg"),
         (GOOD[0], ["b.jpg a.jpg#2 1 3 0"] * 2, "line 2: found b.jpg and a.jpg#2 again"),
-        (GOOD[0], ["y.jpg z.jpg#2 1 3 0"], "no pair of two pictures of test"),
+        (GOOD[0], ["y.jpg z.jpg#2 1 3 0"], "no pair of two images of test"),
     ],
 )
 def test_what_cannot_be_read_is_one_clear_error(
@@ -104,7 +104,7 @@ def random_case(seed: int) -> tuple[Scores, np.ndarray, Judgements]:
     owner = np.repeat(np.arange(IMAGES), 5)
     scores = Scores(*(torch.from_numpy(rng.random((IMAGES, 5 * IMAGES))) for _ in "ab"))
     judged = np.zeros((IMAGES, 5 * IMAGES), dtype=bool)
-    judged[:, 2::5] = rng.random((IMAGES, IMAGES)) < 0.6  # one caption of each picture, as in Flickr8k
+    judged[:, 2::5] = rng.random((IMAGES, IMAGES)) < 0.6  # one caption of each image, as in Flickr8k
     return scores, owner, Judgements(judged, judged & (rng.random(judged.shape) < 0.5))
 
 
@@ -121,15 +121,15 @@ def slow_query(scored: dict[int, float], own: set[int], judged: set[int], right:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("k", [1, 5])
 def test_the_audit_agrees_with_loops(seed: int, k: int) -> None:
-    scores, owner, said = random_case(seed)
-    captions = [c for c in range(len(owner)) if said.judged[:, c].any()]
+    scores, owner, grade = random_case(seed)
+    captions = [c for c in range(len(owner)) if grade.judged[:, c].any()]
     loops = {
         "i2t": [
             slow_query(
                 {c: float(scores.i2t[i, c]) for c in captions},
                 {c for c in captions if owner[c] == i},
-                {c for c in captions if said.judged[i, c]},
-                {c for c in captions if said.right[i, c]},
+                {c for c in captions if grade.judged[i, c]},
+                {c for c in captions if grade.right[i, c]},
                 k,
             )
             for i in range(IMAGES)
@@ -138,14 +138,14 @@ def test_the_audit_agrees_with_loops(seed: int, k: int) -> None:
             slow_query(
                 {i: float(scores.t2i[i, c]) for i in range(IMAGES)},
                 {int(owner[c])},
-                {i for i in range(IMAGES) if said.judged[i, c]},
-                {i for i in range(IMAGES) if said.right[i, c]},
+                {i for i in range(IMAGES) if grade.judged[i, c]},
+                {i for i in range(IMAGES) if grade.right[i, c]},
                 k,
             )
             for c in captions
         ],
     }
-    found = audit(scores, owner, said, np.array(captions))
+    found = audit(scores, owner, grade, np.array(captions))
     for way, queries in loops.items():
         errors, judged, right, split, least, most = map(sum, zip(*queries, strict=True))
         told, recall = found[way]["errors"][str(k)], found[way]["recall"][str(k)]
@@ -156,25 +156,25 @@ def test_the_audit_agrees_with_loops(seed: int, k: int) -> None:
 
 
 def test_the_hardest_wrong_pair_is_of_rank_one() -> None:
-    scores, owner, said = random_case(0)
-    found = audit(scores, owner, said, np.arange(2, 5 * IMAGES, 5))
+    scores, owner, grade = random_case(0)
+    found = audit(scores, owner, grade, np.arange(2, 5 * IMAGES, 5))
     for bands in (found["i2t"]["by_rank"], found["t2i"]["by_rank"]):
         assert bands[0]["first"] == bands[0]["last"] == 1 and bands[0]["pairs"] == IMAGES
         assert sum(band["pairs"] for band in bands) == IMAGES * (IMAGES - 1)
-    own = said.judged & (owner[None] == np.arange(IMAGES)[:, None])
-    assert sum(band["of"] for band in found["i2t"]["by_rank"]) == said.judged.sum() - own.sum()
+    own = grade.judged & (owner[None] == np.arange(IMAGES)[:, None])
+    assert sum(band["of"] for band in found["i2t"]["by_rank"]) == grade.judged.sum() - own.sum()
 
 
 def test_scores_of_another_split_are_refused() -> None:
-    scores, owner, said = random_case(0)
+    scores, owner, grade = random_case(0)
     with pytest.raises(ItmError, match=r"shape \(11, 60\), expected \(12, 60\)"):
-        audit(Scores.same(scores.i2t[:11]), owner, said, np.arange(5))
+        audit(Scores.same(scores.i2t[:11]), owner, grade, np.arange(5))
 
 
 def test_the_true_caption_number_tells_best(split: PrecompSplit) -> None:
-    _, _, said = random_case(3)
-    noise = np.random.default_rng(0).normal(size=said.right.shape)
-    by_number = numbering(Scores.same(torch.from_numpy(said.right + 0.5 * noise)), split, said)
+    _, _, grade = random_case(3)
+    noise = np.random.default_rng(0).normal(size=grade.right.shape)
+    by_number = numbering(Scores.same(torch.from_numpy(grade.right + 0.5 * noise)), split, grade)
     assert max(by_number, key=by_number.get) == "2" and len(by_number) == 5
     assert by_number["2"] > 0.8
 
@@ -184,7 +184,7 @@ def test_the_chance_to_stand_above_by_pairs() -> None:
     scores, right = rng.integers(0, 6, 60), rng.random(60) < 0.3
     pairs = [(a > b) + (a == b) / 2 for a in scores[right] for b in scores[~right]]
     assert above_chance(scores, right) == pytest.approx(np.mean(pairs))
-    with pytest.raises(ItmError, match="right and wrong pairs"):
+    with pytest.raises(ItmError, match="right and negative pairs"):
         above_chance(scores, np.zeros(60, dtype=bool))
 
 
@@ -202,8 +202,8 @@ def test_wilson_wants_cases() -> None:
 
 def test_the_page_shows_what_was_counted(split: PrecompSplit) -> None:
     assert "benchmarks/judgements.py" in judgements_fragment(split.root)  # no audit yet: how to make one
-    said = [("0 0 3", "1 3 0")[(i + j) % 2] for i in range(6) for j in range(6)]
-    lines = [f"{name(k // 6)} {name(k % 6)}#2 {answer}" for k, answer in enumerate(said)]
+    grade = [("0 0 3", "1 3 0")[(i + j) % 2] for i in range(6) for j in range(6)]
+    lines = [f"{name(k // 6)} {name(k % 6)}#2 {answer}" for k, answer in enumerate(grade)]
     write(split.root, ["b.jpg a.jpg#2 3 3 4"], lines)
     scores, _, _ = random_case(7)
     found = audit_runs(split, split.root, {"SCAN | one": scores})

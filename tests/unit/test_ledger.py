@@ -16,9 +16,9 @@ import yaml
 from typer.testing import CliRunner
 
 from itm_lab.cli import app
-from itm_lab.evidence.ledger import TABLES, WORDS, Ledger
+from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger
 from itm_lab.evidence.verdicts import pearson_interval
-from itm_lab.publish.ledger_pages import OTHERS, arm_of, escape, page
+from itm_lab.publish.ledger_pages import OTHERS, escape, page, variant_of
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, write_receipt
 from itm_lab.records.rules import comparisons, rule_digest
 from itm_utils.errors import ItmError
@@ -65,7 +65,7 @@ def quick_receipts(monkeypatch: pytest.MonkeyPatch) -> None:
 def put(
     root: Path, variant: str, hits: Iterable[int], *, chapter: str = "01_vsepp", folder: str = "receipts", **change
 ):
-    """Receipts of an arm with seeds 5, 6, …; each hit is one of 500 pictures, and its captions, found at once.
+    """Receipts of a variant with seeds 5, 6, …; each hit is one of 500 images, and its captions, found at once.
 
     So a hit is worth 1.2 points of rsum.
     """
@@ -108,7 +108,7 @@ def test_every_claim_is_there_once_and_has_a_rule() -> None:
 
 
 def test_every_rule_can_be_read() -> None:
-    """Each compares known arms of exactly one chapter, on known datasets, with enough seeds for an interval."""
+    """Each compares known variants of exactly one chapter, on known datasets, with enough seeds for an interval."""
     ledger = Ledger()
     allowed = {"a", "b", "b_best", "metric", "above", "below", "within", "only", "correlate"}
     for name, rule in ledger.rules.items():
@@ -129,7 +129,7 @@ def test_every_rule_can_be_read() -> None:
 
 
 def _only(ledger: Ledger, chapter: str) -> Ledger:
-    """The ledger with the arms of one chapter, and a stand-in for all others."""
+    """The ledger with the variants of one chapter, and a stand-in for all others."""
     copy = Ledger.__new__(Ledger)
     copy.variants = {chapter: ledger.variants[chapter], "other": _Everything()}
     return copy
@@ -150,7 +150,7 @@ def test_every_own_row_of_a_paper_has_an_arm() -> None:
     for paper, content in ledger.results.items():
         for table, body in content["tables"].items():
             for row in (row for block in body["blocks"] for row in block["rows"]):
-                variant = arm_of(ledger, f"{paper} {table}", row)
+                variant = variant_of(ledger, f"{paper} {table}", row)
                 own = row.get("ours") or paper in ("AOQ", "CCR_CCS") or "ablation" in body["kind"]
                 assert variant or not own, f"{paper} {table}: {row}"
                 assert variant is None or ledger.chapter_of(variant[0])
@@ -212,7 +212,7 @@ def test_none_holds_and_one_fails_is_not_reproduced(root: Path) -> None:
 
 
 def test_bounds_hosts_differences_of_metrics_and_correlations(root: Path) -> None:
-    """DCPA-15 asks for a bound and for two metrics of one receipt; CC-09 for a correlation over the arms of each host."""
+    """DCPA-15 asks for a bound and for two metrics of one receipt; CC-09 for a correlation over the variants of each host."""
     more = {"module_overlap": 0.3, "entity_recall_union": 0.8, "entity_recall_intra_same_size": 0.7}
     put(root, "DCPA", (300,) * 5, chapter="09_dcpa", more=more)
     found = Ledger(root).verdict("DCPA-15", "scenes")
@@ -234,7 +234,7 @@ def test_bounds_hosts_differences_of_metrics_and_correlations(root: Path) -> Non
 
 
 def test_a_seed_that_fails_in_every_arm_makes_no_correlation(root: Path) -> None:
-    """Four arms whose order says nothing, and one seed that is far below: r is near 1 as it stands, 0 seed by seed."""
+    """Four variants whose order says nothing, and one seed that is far below: r is near 1 as it stands, 0 seed by seed."""
     looks = ((40, 42, 41, 43), (41, 43, 42, 40), (42, 40, 43, 41), (43, 41, 40, 42), (10, 12, 11, 13))
     hits = (
         (300, 301, 303, 302),
@@ -286,7 +286,7 @@ def test_a_verdict_speaks_for_its_dataset(root: Path) -> None:
 
 
 def test_what_is_no_test_result_does_not_count(root: Path) -> None:
-    """Dev runs, other datasets, and COCO's first thousand pictures, which is not the papers' 1K."""
+    """Dev runs, other datasets, and COCO's first thousand images, which is not the papers' 1K."""
     put(root, WARM, (300,) * 5, split="dev")
     put(root, WARM, (300,) * 5, dataset="my_photos", images=40)
     put(root, WARM, (300,) * 5, dataset="coco_precomp", images=1000)
@@ -325,7 +325,7 @@ def test_a_receipt_without_ranks_or_from_other_data_is_refused(root: Path) -> No
         Ledger(root).receipts  # noqa: B018
     path.unlink()
     path = put(root, WARM, (30,), images=100)[0]
-    with pytest.raises(ItmError, match="ranks of 100 pictures, expected the 500"):
+    with pytest.raises(ItmError, match="ranks of 100 images, expected the 500"):
         Ledger(root).receipts  # noqa: B018
     receipt = json.loads(path.read_text(encoding="utf-8")) | {"ranks": None}
     path.write_text(json.dumps(receipt | {"seal": seal_of(receipt)}))
@@ -402,7 +402,7 @@ def test_the_page_says_what_the_ledger_says(root: Path) -> None:
         word = ledger.verdict(name).verdict
         assert f"[{word}]{{.verdict .verdict-{word.replace(' ', '-')}}}" in card, name
     finding = ledger.verdict("VSEPP-01").findings[0]
-    assert f"✓ {escape(str(finding))}" in cards["VSEPP-01"] and "over test pictures" in cards["VSEPP-01"]
+    assert f"✓ {escape(str(finding))}" in cards["VSEPP-01"] and "over test images" in cards["VSEPP-01"]
     put(root, ALL, (310, 311, 309, 310, 311), folder="worse")
     for path in (root / "worse/01_vsepp").iterdir():
         shutil.copy(path, root / "receipts/01_vsepp")
@@ -452,7 +452,7 @@ def test_all_models_are_compared_on_the_seeds_they_share(root: Path) -> None:
     put(root, "mean-pool", (200, 210, 220, 500))  # the fourth seed is nobody else's
     put(root, "SCAN t2i AVG", (300, 310), chapter="02_scan")  # two of the three seeds
     put(root, "VSE++ tuned on validation", (240, 250, 260))
-    put(root, ALL, (280, 281, 279))  # an arm, not one of the models
+    put(root, ALL, (280, 281, 279))  # a variant, not one of the models
     shared = page(Ledger(root), "lab").split("## Chapter")[0]
     rows = [line for line in shared.splitlines() if line.startswith("| ") and "rsum" not in line]
     assert [row.split(" | ")[0].strip("| ") for row in rows] == ["VSE++ tuned on validation", "mean-pool"]
@@ -483,14 +483,12 @@ def test_committed_pages_hold_no_verdict_of_their_own() -> None:
 @pytest.fixture
 def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same with a chapter and a recipe, as the current folder."""
-    parameters = (
-        "arm: str = 'lab'  # name\nseed: int = 0  # seed\ndataset: str = 'scenes'  # data\nepochs: int = 2  # passes"
-    )
+    parameters = "variant: str = 'lab'  # name\nseed: int = 0  # seed\ndataset: str = 'scenes'  # data\nepochs: int = 2  # passes"
     cell = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
     (root / "notebooks").mkdir()
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), root / "notebooks/01_vsepp.ipynb")
     (root / "recipes").mkdir()
-    (root / "recipes/01_vsepp_scenes_warm.yaml").write_text(f"arm: {WARM}\ndataset: scenes\nepochs: 2\n")
+    (root / "recipes/01_vsepp_scenes_warm.yaml").write_text(f"variant: {WARM}\ndataset: scenes\nepochs: 2\n")
     monkeypatch.chdir(root)
     return root
 
@@ -503,11 +501,11 @@ def itm(*arguments: str | Path) -> tuple[int, str]:
 def test_command_lists_and_exports(project: Path) -> None:
     code, text = itm("ledger")
     assert code == 0 and "62 claims: 61 not run, 1 partly" in text
-    assert all(re.search(rf"^{name} +(?:{'|'.join(WORDS)}) ", text, re.MULTILINE) for name in Ledger(project).claims)
+    assert all(re.search(rf"^{name} +(?:{'|'.join(VERDICTS)}) ", text, re.MULTILINE) for name in Ledger(project).claims)
     entries = json.loads(itm("ledger", "--json")[1])
     assert [entry["id"] for entry in entries] == list(Ledger(project).claims)
     assert all({"id", "claim", "verdict", "dataset", "rule", "receipts"} <= set(entry) for entry in entries)
-    assert {entry["verdict"] for entry in entries} <= set(WORDS)
+    assert {entry["verdict"] for entry in entries} <= set(VERDICTS)
     put(project, WARM, (300,) * 5)
     put(project, ALL, (280, 281, 279, 280, 281))
     entry = json.loads(itm("ledger", "--foundations", "--json")[1])[0]
@@ -530,13 +528,13 @@ def test_check_lets_a_good_receipt_pass(project: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"variant": ALL}, "the arm VSE++ all negatives, expected one of recipes of 01_vsepp on scenes"),
+        ({"variant": ALL}, "the variant VSE++ all negatives, expected one of recipes of 01_vsepp on scenes"),
         ({"parameters": {"epochs": 3}}, "epochs = 3, expected 2 as in 01_vsepp_scenes_warm.yaml"),
         ({"parameters": {"epochs": 2, "trick": 1}}, "trick = 1, expected None"),
         ({"rules": {"VSEPP-01": "0" * 64}}, "another rule of VSEPP-01"),
         ({"rules": {}}, "another rule of VSEPP-01"),
         ({"fingerprint": "0" * 64}, "These are other data"),
-        ({"images": 100, "hits": [50]}, "ranks of 100 pictures"),
+        ({"images": 100, "hits": [50]}, "ranks of 100 images"),
         ({"split": "dev"}, "expected the test split"),
         ({"dataset": "my_photos"}, "my_photos test"),
     ],
@@ -550,7 +548,7 @@ def test_check_refuses(project: Path, change: dict, message: str) -> None:
 
 
 def test_check_refuses_other_data_than_the_receipts_that_are_there(project: Path) -> None:
-    (project / "recipes/01_vsepp_f30k.yaml").write_text(f"arm: {WARM}\ndataset: data/f30k_precomp\n")
+    (project / "recipes/01_vsepp_f30k.yaml").write_text(f"variant: {WARM}\ndataset: data/f30k_precomp\n")
     photos = {"dataset": "f30k_precomp", "images": 1000}
     first = put(project, WARM, (500,), folder="brought", **photos)[0]
     assert itm("ledger", "--check", first)[0] == 0

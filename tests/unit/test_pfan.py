@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from itm_lab.parity.comparison import batches
-from itm_lab.parity.reference_cases import run_folder
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, TextBatch, Texts, length_mask
 from itm_utils.models.pfan import (
+    MAX_BLOCKS,
     PFAN,
     POSITIONS,
-    PUBLIC_BONUS,
-    TOP,
-    blocks_of,
+    block_overlaps,
     build,
-    in_blocks,
-    overlaps,
-    pfan_by_loop,
+    grid_corners,
     position_vectors,
-    public_values,
-    to_blocks,
+    read_blocks,
+    score_by_loop,
+    stages,
+    top_blocks,
 )
 from itm_utils.models.scan import POOLINGS, SCAN
+from itm_utils.models.vsepp import HingeTriplet
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "pfan"
-SIZE = torch.tensor([[64, 32]])  # a picture of 64 x 32 pixels, so that x and y cannot be mixed up
+SIZE = torch.tensor([[64, 32]])  # an image of 64 x 32 pixels, so that x and y cannot be mixed up
 
 
 def random_boxes(count: int, seed: int = 0) -> Tensor:
-    """(1, count, 4) boxes with whole pixels inside a picture of 64 x 32."""
+    """(1, count, 4) boxes with whole pixels inside an image of 64 x 32."""
     rng = np.random.default_rng(seed)
     left, top = rng.integers(0, 60, count), rng.integers(0, 28, count)
     width, height = rng.integers(1, 65 - left), rng.integers(1, 33 - top)
@@ -70,26 +65,26 @@ def texts_of(lengths: list[int], seed: int = 0) -> TextBatch:
 
 def test_overlap_is_the_number_of_shared_pixels() -> None:
     boxes = random_boxes(50)
-    ours = overlaps(*in_blocks(boxes, SIZE, 4), 4)[0].view(50, 4, 4)  # blocks of 16 x 8 pixels
+    ours = block_overlaps(*grid_corners(boxes, SIZE, 4), 4)[0].view(50, 4, 4)  # blocks of 16 x 8 pixels
     for box, found in zip(boxes[0].int().tolist(), ours, strict=True):
-        picture = torch.zeros(64, 32)  # columns first
-        picture[box[0] : box[2], box[1] : box[3]] = 1
-        counted = picture.view(4, 16, 4, 8).sum(dim=(1, 3)) / (16 * 8)
+        pixels = torch.zeros(64, 32)  # columns first
+        pixels[box[0] : box[2], box[1] : box[3]] = 1
+        counted = pixels.view(4, 16, 4, 8).sum(dim=(1, 3)) / (16 * 8)
         torch.testing.assert_close(found, counted)
 
 
 def test_blocks_are_numbered_column_by_column() -> None:
     bottom_left = torch.tensor([[[0.0, 24.0, 16.0, 32.0]]])
-    blocks, share = to_blocks(bottom_left, SIZE, grid=4)
-    assert blocks[0, 0].tolist() == [3] + [16] * (TOP - 1)  # column 0, row 3
-    assert share[0, 0].tolist() == [1.0] + [0.0] * (TOP - 1)
+    blocks, share = top_blocks(bottom_left, SIZE, grid=4)
+    assert blocks[0, 0].tolist() == [3] + [16] * (MAX_BLOCKS - 1)  # column 0, row 3
+    assert share[0, 0].tolist() == [1.0] + [0.0] * (MAX_BLOCKS - 1)
 
 
 def test_shares_belong_to_the_largest_overlaps() -> None:
     boxes = random_boxes(80, seed=1)
-    area = overlaps(*in_blocks(boxes, SIZE, 16), 16)
-    blocks, share = to_blocks(boxes, SIZE, grid=16)
-    largest = area.sort(dim=-1, descending=True).values[..., :TOP]
+    area = block_overlaps(*grid_corners(boxes, SIZE, 16), 16)
+    blocks, share = top_blocks(boxes, SIZE, grid=16)
+    largest = area.sort(dim=-1, descending=True).values[..., :MAX_BLOCKS]
     torch.testing.assert_close(share, largest / largest.sum(dim=-1, keepdim=True))
     real = share > 0
     assert (blocks[~real] == 256).all()
@@ -101,32 +96,32 @@ def test_shares_belong_to_the_largest_overlaps() -> None:
 
 def test_among_equals_the_middle_wins_whatever_the_order_of_the_boxes() -> None:
     whole = torch.tensor([[[0.0, 0.0, 64.0, 32.0]]])
-    blocks, _ = to_blocks(whole, SIZE, grid=16)
+    blocks, _ = top_blocks(whole, SIZE, grid=16)
     columns, rows = blocks // 16, blocks % 16
     assert columns.min() >= 5 and columns.max() <= 10 and rows.min() >= 5 and rows.max() <= 10
     boxes = random_boxes(30, seed=2)
     turned = boxes.flip(1)
-    assert (to_blocks(boxes, SIZE)[0] == to_blocks(turned, SIZE)[0].flip(1)).all()
-    assert (to_blocks(boxes, SIZE)[0][:, 7:8] == to_blocks(boxes[:, 7:8], SIZE)[0]).all()
+    assert (top_blocks(boxes, SIZE)[0] == top_blocks(turned, SIZE)[0].flip(1)).all()
+    assert (top_blocks(boxes, SIZE)[0][:, 7:8] == top_blocks(boxes[:, 7:8], SIZE)[0]).all()
 
 
-def test_boxes_beyond_the_picture_and_without_area() -> None:
+def test_boxes_beyond_the_image_and_without_area() -> None:
     odd = torch.tensor([[[-10.0, -5.0, 90.0, 50.0], [8.0, 8.0, 8.0, 20.0], [70.0, 0.0, 80.0, 5.0]]])
-    blocks, share = to_blocks(odd, SIZE, grid=4)
+    blocks, share = top_blocks(odd, SIZE, grid=4)
     assert share.isfinite().all()
     assert share.sum(dim=-1).tolist() == [[pytest.approx(1.0), 0.0, 0.0]]
     assert (blocks[0, 1:] == 16).all()
-    single = to_blocks(odd, SIZE, grid=1)
+    single = top_blocks(odd, SIZE, grid=1)
     assert single[0].shape == (1, 3, 1) and single[0][0, :, 0].tolist() == [0, 1, 1]
 
 
 # --- position vectors ---------------------------------------------------------------------------------------------
 
 
-def by_loop(asked: Tensor, table: Tensor, blocks: Tensor, share: Tensor, position: str) -> Tensor:
+def by_loop(queries: Tensor, table: Tensor, blocks: Tensor, share: Tensor, position: str) -> Tensor:
     """Position vectors one region at a time, from the definitions."""
     found = []
-    for question, numbers, part in zip(asked[0], blocks[0], share[0], strict=True):
+    for question, numbers, part in zip(queries[0], blocks[0], share[0], strict=True):
         rows = table[numbers]
         fit = torch.tanh(rows @ question)
         if position == "public":
@@ -143,40 +138,40 @@ def by_loop(asked: Tensor, table: Tensor, blocks: Tensor, share: Tensor, positio
 
 @pytest.mark.parametrize("position", ["focused", "area", "public"])
 def test_position_vectors_are_the_definition_with_gradients(position: str) -> None:
-    blocks, share = to_blocks(random_boxes(20, seed=4).double(), SIZE, grid=4)
+    blocks, share = top_blocks(random_boxes(20, seed=4).double(), SIZE, grid=4)
     results = []
     for way in (position_vectors, by_loop):
         rng = torch.Generator().manual_seed(0)
-        asked = torch.randn(1, 20, 3, generator=rng, dtype=torch.float64).requires_grad_()
+        queries = torch.randn(1, 20, 3, generator=rng, dtype=torch.float64).requires_grad_()
         table = torch.randn(17, 3, generator=rng, dtype=torch.float64).requires_grad_()
-        found = way(asked, table, blocks, share, position)
+        found = way(queries, table, blocks, share, position)
         (found * torch.randn(1, 20, 3, generator=rng, dtype=torch.float64)).sum().backward()
-        none = torch.zeros_like(asked)
-        results.append((found.detach(), none if asked.grad is None else asked.grad, table.grad))
+        none = torch.zeros_like(queries)
+        results.append((found.detach(), none if queries.grad is None else queries.grad, table.grad))
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("position", "moves"), [("focused", False), ("area", False), ("public", True)])
-def test_empty_places_count_only_in_the_public_way(position: str, moves: bool) -> None:
+def test_empty_slots_count_only_in_the_public_way(position: str, moves: bool) -> None:
     torch.manual_seed(0)
     matcher, batch = model(position=position, grid=16), images_of(2)
     before = matcher.encode_images(batch).local
     with torch.no_grad():
-        matcher.block_table.weight[-1] += 5
+        matcher.position_encoder.block_embedding.weight[-1] += 5
     assert torch.allclose(before, matcher.encode_images(batch).local) != moves
 
 
 def test_public_block_files_and_pixels_give_the_same() -> None:
     torch.manual_seed(0)
     matcher, batch = model(grid=16), images_of(3)
-    blocks, share = to_blocks(batch.boxes, batch.sizes)
+    blocks, share = top_blocks(batch.boxes, batch.sizes)
     stored = ImageBatch(batch.regions, batch.mask, batch.ids, torch.cat([blocks.float(), share], dim=-1))
     torch.testing.assert_close(matcher.encode_images(stored).local, matcher.encode_images(batch).local)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_mirrored_picture_is_another_one_unless_positions_are_off(position: str) -> None:
+def test_a_mirrored_image_is_another_one_unless_positions_are_off(position: str) -> None:
     torch.manual_seed(0)
     matcher, batch = model(position=position), images_of(3)
     mirrored = images_of(3)
@@ -219,7 +214,7 @@ def one_pair(regions: Tensor, words: Tensor, direction: str, pooling: str, bonus
 
 
 def ragged() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Three pictures and five sentences of different sizes; what lies under the padding is not zero."""
+    """Three images and five captions of different sizes; what lies under the padding is not zero."""
     rng = torch.Generator().manual_seed(0)
     regions = torch.randn(3, 4, 6, generator=rng, dtype=torch.float64)
     words = torch.randn(5, 6, 6, generator=rng, dtype=torch.float64)
@@ -256,7 +251,7 @@ def test_loop_and_kernel_agree_and_given_pairs_are_the_diagonal(direction: str) 
     matcher = model(direction)
     images, texts = matcher.encode_images(images_of(3)), matcher.encode_texts(texts_of([2, 6, 1]))
     scores = matcher.score(images, texts).i2t
-    looped = pfan_by_loop(images, texts, direction, "clipped_l2norm", 7.0, "Mean", 5.0, 0.5)
+    looped = score_by_loop(images, texts, direction, "clipped_l2norm", 7.0, "Mean", 5.0, 0.5)
     torch.testing.assert_close(scores, looped)
     torch.testing.assert_close(matcher.score_pairs(images, texts).i2t, scores.diagonal())
     found = matcher.attention(images, texts)[direction]
@@ -268,10 +263,10 @@ def test_loop_and_kernel_agree_and_given_pairs_are_the_diagonal(direction: str) 
 def test_scores_do_not_depend_on_the_company(direction: str, position: str) -> None:
     torch.manual_seed(0)
     matcher = model(direction, position).eval()
-    pictures, sentences = images_of(3), texts_of([2, 7, 4])
-    together = matcher.score(matcher.encode_images(pictures), matcher.encode_texts(sentences)).i2t
-    alone = TextBatch(lengths=sentences.lengths[:1], ids=sentences.ids[:1], words=sentences.words[:1, :2])
-    by_itself = matcher.score(matcher.encode_images(pictures[1:2]), matcher.encode_texts(alone)).i2t
+    image_batch, text_batch = images_of(3), texts_of([2, 7, 4])
+    together = matcher.score(matcher.encode_images(image_batch), matcher.encode_texts(text_batch)).i2t
+    alone = TextBatch(lengths=text_batch.lengths[:1], ids=text_batch.ids[:1], words=text_batch.words[:1, :2])
+    by_itself = matcher.score(matcher.encode_images(image_batch[1:2]), matcher.encode_texts(alone)).i2t
     torch.testing.assert_close(together[1:2, :1], by_itself, rtol=1e-5, atol=1e-6)
 
 
@@ -282,8 +277,8 @@ def test_without_position_and_bonus_it_is_scan(direction: str) -> None:
     torch.manual_seed(0)
     scan = SCAN(12, 7, direction=direction, pooling="Mean", temperature=7.0, lse=5.0, width=6, word_dim=5)
     assert all((a == b).all() for a, b in zip(ours.parameters(), scan.parameters(), strict=True))
-    pictures, sentences = images_of(3), texts_of([2, 7, 4])
-    found = [m.score(m.encode_images(pictures), m.encode_texts(sentences)).i2t for m in (ours, scan)]
+    image_batch, text_batch = images_of(3), texts_of([2, 7, 4])
+    found = [m.score(m.encode_images(image_batch), m.encode_texts(text_batch)).i2t for m in (ours, scan)]
     assert (found[0] == found[1]).all()
 
 
@@ -295,80 +290,6 @@ def test_half_precision_encoders_work() -> None:
     assert scores.dtype == torch.float32 and scores.isfinite().all()
 
 
-# --- public code --------------------------------------------------------------------------------------------------
-
-
-def golden(name: str) -> tuple[PFAN, dict, dict]:
-    about = json.loads((GOLDEN / f"{name}.json").read_text())
-    arrays = dict(np.load(GOLDEN / f"{name}.npz"))
-    weights = {key[2:]: torch.from_numpy(value) for key, value in arrays.items() if key.startswith("w.")}
-    return PFAN.from_public(weights, about["options"]), about, arrays
-
-
-def test_every_golden_case_is_matched() -> None:
-    rows = list(run_folder(GOLDEN))
-    assert {row.case for row in rows} == {f"pfan/{path.stem}" for path in GOLDEN.glob("*.npz")}
-    assert all(row.ok for row in rows)
-
-
-def test_a_wrong_choice_of_blocks_would_be_noticed(tmp_path: Path) -> None:
-    arrays = dict(np.load(GOLDEN / "given_boxes.npz"))
-    clear = int(np.flatnonzero(arrays["out.selection_is_tied"] == 0)[0])
-    arrays["out.block_index"][clear, 0] = (arrays["out.block_index"][clear, 0] + 16) % 256
-    np.savez(tmp_path / "case.npz", **arrays)
-    (tmp_path / "case.json").write_text((GOLDEN / "given_boxes.json").read_text())
-    (row,) = run_folder(tmp_path)
-    assert not row.ok and row.worst == "out.block_index"
-
-
-@pytest.mark.parametrize("name", ["given_t2i", "given_i2t", "given_t2i_lse"])
-def test_attention_of_a_probed_caption_is_the_public_one(name: str) -> None:
-    public, about, arrays = golden(name)
-    probe = slice(about["case"]["probe_cap"], about["case"]["probe_cap"] + 1)
-    image_batch, text_batch = batches(arrays)
-    images = public.encode_images(image_batch)
-    texts = public.encode_texts(text_batch[probe])
-    many = Texts(local=texts.local.expand(len(images), -1, -1), mask=texts.mask.expand(len(images), -1))
-    found = public.attention(images, many)[public.direction]
-    weights = found.weights[:, found.query_mask[0]][..., found.key_mask[0]].detach()  # (i, q, k)
-    np.testing.assert_allclose(weights.mT, arrays["mid.probe_attn"], atol=2e-6)
-    np.testing.assert_allclose(weights.amax(dim=2), arrays["mid.probe_max_attn"], atol=2e-6)
-    context = weights @ found.keys[:, found.key_mask[0]].detach()
-    np.testing.assert_allclose(context, arrays["mid.probe_context"], atol=2e-6)
-
-
-def test_every_stored_layer_is_compared() -> None:
-    public, _, arrays = golden("given_t2i")
-    stored = {key for key in arrays if key.startswith("mid.") and "probe" not in key}
-    assert set(public_values(public, arrays)) == stored
-
-
-def test_public_options_choose_the_public_switches() -> None:
-    for name in ("given_t2i", "given_i2t"):
-        public, _, _ = golden(name)
-        assert public.config["position"] == "public"
-        assert public.config["bonus"] == PUBLIC_BONUS[public.direction]
-        assert PFAN(**public.config).config == public.config  # a checkpoint can be built again
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"split_size": None}, "no split_size"),
-        ({"split_size": 8}, "shape"),
-        ({"position_embed_size": 5}, "shape"),
-        ({"precomp_enc_type": "weight_norm"}, "no weight"),
-        ({"agg_func": "Average"}, "pooling"),
-    ],
-)
-def test_what_cannot_be_mapped_is_refused(change: dict, message: str) -> None:
-    _, about, arrays = golden("given_t2i")
-    weights = {key[2:]: torch.from_numpy(value) for key, value in arrays.items() if key.startswith("w.")}
-    options = {k: v for k, v in (about["options"] | change).items() if v is not None}
-    with pytest.raises(ItmError, match=message):
-        PFAN.from_public(weights, options)
-
-
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 
@@ -377,13 +298,13 @@ def test_boxes_that_cannot_be_used_are_named() -> None:
     cases = [
         ({"boxes": None}, "boxes: found none"),
         ({"sizes": None}, "sizes: found none"),
-        ({"boxes": torch.zeros(1, 4, 31)}, "31 numbers a region"),
-        ({"boxes": torch.full((1, 4, 30), 256.0)}, "block number 256"),
+        ({"boxes": torch.zeros(1, 4, 31)}, "31 numbers per region"),
+        ({"boxes": torch.full((1, 4, 30), 256.0)}, "block index 256"),
     ]
     for change, message in cases:
         broken = ImageBatch(**(vars(batch) | change))
         with pytest.raises(ItmError, match=message):
-            blocks_of(broken, grid=8)
+            read_blocks(broken, grid=8)
 
 
 def test_unknown_positions_are_refused() -> None:
@@ -403,3 +324,13 @@ def test_build_takes_the_parameters_of_the_chapter() -> None:
                   "epochs": 2}  # fmt: skip
     built = build(parameters, 12, 7)
     assert built.config["position"] == "area" and built.direction == "i2t" and built.config["width"] == 6
+
+
+def test_stages_hold_the_one_training_of_the_chapter() -> None:
+    given = {"epochs": 4, "batch_size": 8, "learning_rate": 0.01, "seed": 1, "device": "cpu", "precision": "fp32"}
+    given |= {"num_workers": 0, "schedule": "paper", "decay_every": 3, "margin": 0.3, "warmup_epochs": 2}
+    built = model()
+    (stage,) = stages(given, built)
+    assert stage.model is built and isinstance(stage.objective, HingeTriplet)
+    assert (stage.objective.margin, stage.objective.hardest, stage.objective.warmup_epochs) == (0.3, True, 2)
+    assert (stage.config.epochs, stage.config.decay_every, stage.config.schedule) == (4, 3, "step")

@@ -1,4 +1,4 @@
-"""The page on photographs: every arm on Flickr8k with its recalls, the yardstick, and two worlds' verdicts side by side."""
+"""The page on photographs: every variant on Flickr8k with its recalls, the baseline, and two worlds' verdicts side by side."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from itm_lab.evidence.ledger import Verdict
 from itm_lab.evidence.statistics import Interval
-from itm_lab.evidence.verdicts import Finding
-from itm_lab.publish.photographs_page import YARDSTICKS, recalls, verdicts
+from itm_lab.evidence.verdicts import ComparisonResult
+from itm_lab.publish.photographs_page import BASELINES, recalls, verdicts
 from itm_lab.records.rules import RECALLS
 
 
@@ -32,13 +32,13 @@ def test_arms_are_sorted_among_them_the_yardstick(tmp_path: Path) -> None:
         ("02_scan", "SCAN t2i AVG", "flickr8k"): runs(240.0, 252.0, 246.0),
         ("02_scan", "SCAN t2i AVG", "scenes"): runs(500.0),
         ("06_saem", "SAEM", "flickr8k"): runs(300.0, text_encoder="data/minilm"),
-        ("09_dcpa", "DCPA GRU", "flickr8k"): runs(200.0, text_encoder="data/minilm", reader="gru"),
+        ("09_dcpa", "DCPA GRU", "flickr8k"): runs(200.0, text_encoder="data/minilm", text_backbone="gru"),
     }
     ledger = SimpleNamespace(root=tmp_path, receipts=found)
     assert [row[0] for row in rows_of(list(recalls(ledger)))] == ["SAEM", "SCAN t2i AVG", "DCPA GRU"]
     measured = {"test": dict.fromkeys(RECALLS, 40.65) | {"rsum": 243.9}, "what": {"text": "bag of words"}}
-    (tmp_path / YARDSTICKS[0]).parent.mkdir(parents=True)
-    (tmp_path / YARDSTICKS[0]).write_text(json.dumps(measured))
+    (tmp_path / BASELINES[0]).parent.mkdir(parents=True)
+    (tmp_path / BASELINES[0]).write_text(json.dumps(measured))
     saem, scan, cca, gru = rows_of(list(recalls(ledger)))
     assert [row[2] for row in (saem, scan, cca, gru)] == ["minilm", "words", "bag of words", "words"]
     assert scan[3] == scan[4] == "41.0/41.0/41.0" and scan[-2:] == ["246.0 \\[231.1, 260.9\\]", "3"]
@@ -48,7 +48,7 @@ def test_arms_are_sorted_among_them_the_yardstick(tmp_path: Path) -> None:
 
 def test_every_run_is_a_dot_beside_the_yardsticks(tmp_path: Path) -> None:
     found = {("06_saem", "SAEM", "flickr8k"): runs(300.0, 310.0), ("02_scan", "SCAN <t2i>", "flickr8k"): runs(200.0)}
-    for name, rsum in zip(YARDSTICKS, (243.9, 254.0), strict=True):
+    for name, rsum in zip(BASELINES, (243.9, 254.0), strict=True):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         measured = {"test": dict.fromkeys(RECALLS, rsum / 6) | {"rsum": rsum}, "what": {"text": "x"}}
         (tmp_path / name).write_text(json.dumps(measured))
@@ -73,8 +73,8 @@ def test_without_receipts_the_page_says_so(tmp_path: Path) -> None:
 
 def test_verdicts_of_two_worlds_stand_side_by_side() -> None:
     words = {("A-01", "flickr8k"): "partly", ("A-01", "scenes"): "reproduced"}
-    held = [Finding("a − b", Interval(1, 0, 2), "above 0", status, 3) for status in ("holds", "open", "open")]
-    held[1] = Finding("a − b", Interval(-1, -1, -1), "above 0", "open", 3)
+    held = [ComparisonResult("a − b", Interval(1, 0, 2), "above 0", status, 3) for status in ("holds", "open", "open")]
+    held[1] = ComparisonResult("a − b", Interval(-1, -1, -1), "above 0", "open", 3)
 
     def verdict(name: str, dataset: str) -> Verdict:
         return Verdict(name, words.get((name, dataset), "not run"), dataset, findings=tuple(held))

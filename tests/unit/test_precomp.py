@@ -71,7 +71,7 @@ def test_copies_that_are_only_almost_equal_are_not_taken_for_pictures(tmp_path: 
     np.save(tmp_path / "dev_ims.npy", change(np.repeat(once, 5, axis=0)))
     with pytest.raises(ItmError, match=r"0 of 4 groups of five equal, 4 almost, .* add dev_owners\.npy"):
         open_split(tmp_path, "dev")
-    np.save(tmp_path / "dev_owners.npy", np.arange(20))  # who says that they are pictures is believed
+    np.save(tmp_path / "dev_owners.npy", np.arange(20))  # who says that they are images is believed
     assert open_split(tmp_path, "dev").n_images == 20
 
 
@@ -85,11 +85,11 @@ def test_names_in_fives_beside_rows_that_differ(tmp_path: Path) -> None:
 
 
 def write_boxes(root: Path, repeat: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes (i, r, 4) as shares and sizes (i, 2) of the pictures that :func:`write` makes."""
+    """Boxes (i, r, 4) as shares and sizes (i, 2) of the images that :func:`write` makes."""
     rng = np.random.default_rng(2)
     corner = rng.uniform(0, 0.5, size=(4, 3, 2))
     shares = np.concatenate([corner, corner + rng.uniform(0, 0.5, size=(4, 3, 2))], axis=2).astype(np.float32)
-    shares[0, 0] = 0, 0, 1, np.float32(1.0000002)  # the whole picture, rounded
+    shares[0, 0] = 0, 0, 1, np.float32(1.0000002)  # the whole image, rounded
     sizes = rng.integers(100, 640, size=(4, 2))
     np.save(root / "dev_boxes.npy", np.repeat(shares, repeat, axis=0))
     np.save(root / "dev_sizes.npy", np.repeat(sizes, repeat, axis=0))

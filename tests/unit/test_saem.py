@@ -1,37 +1,29 @@
-"""SAEM: attention against loops, the text CNN against windows, padding, losses, BERT, and the published schedule."""
+"""SAEM: attention against loops, the text CNN against windows, padding, losses, and the published schedule."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from itm_lab.data.opening import token_states
-from itm_lab.parity.comparison import our_name
-from itm_lab.parity.reference_cases import run_case
-from itm_utils.data.text_encoder import load_text_encoder
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, PairBatch, TextBatch, length_mask
 from itm_utils.models.saem import (
     SAEM,
     WINDOWS,
-    Bert,
     MultiHeadAttention,
     TextCNN,
     TransformerLayer,
     angular_loss,
     build,
+    stages,
 )
 from itm_utils.models.vsepp import HingeTriplet, hinge_loss
-from itm_utils.training.checkpoints import load_model, save_model
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "saem"
 SETTINGS = {"width": 8, "token_dim": 6, "feed_forward": 10, "channels": 5}
 
 
@@ -55,7 +47,7 @@ def images_of(counts: list[int], seed: int = 1) -> ImageBatch:
 
 def attention_by_loop(layer: MultiHeadAttention, queries: Tensor, context: Tensor) -> Tensor:
     """One head, one query, one key at a time; no padding."""
-    q, k, v = layer.query(queries), layer.key(context), layer.value(context)
+    q, k, v = layer.q_proj(queries), layer.k_proj(context), layer.v_proj(context)
     width = q.shape[-1] // layer.heads
     found = torch.zeros_like(q)
     for head in range(layer.heads):
@@ -64,7 +56,7 @@ def attention_by_loop(layer: MultiHeadAttention, queries: Tensor, context: Tenso
             logits = torch.stack([q[row, part] @ key[part] / math.sqrt(width) for key in k])
             weights = logits.exp() / logits.exp().sum()
             found[row, part] = sum(w * value[part] for w, value in zip(weights, v, strict=True))
-    return layer.output(found)
+    return layer.out_proj(found)
 
 
 def test_heads_are_the_loop_and_leave_padding_out() -> None:
@@ -84,6 +76,19 @@ def test_heads_are_the_loop_and_leave_padding_out() -> None:
 def test_heads_must_divide_the_width() -> None:
     with pytest.raises(ItmError, match="divides the width 8"):
         MultiHeadAttention(8, 3)
+
+
+def test_heads_compute_pytorchs_scaled_dot_product_attention() -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(8, 2).eval()
+    queries, context = torch.randn(3, 4, 8), torch.randn(3, 5, 8)
+    mask = length_mask(torch.tensor([5, 2, 1]), 5)
+    q, k, v = (
+        layer.split_heads(proj(x))
+        for proj, x in ((layer.q_proj, queries), (layer.k_proj, context), (layer.v_proj, context))
+    )
+    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
+    torch.testing.assert_close(layer(queries, context, mask)[0], layer.out_proj(fused.transpose(1, 2).flatten(2)))
 
 
 @pytest.mark.parametrize(("activation", "eps"), [("gelu", 1e-12), ("relu", 1e-5)])
@@ -110,25 +115,25 @@ def test_the_layer_is_the_one_of_torch(activation: str, eps: float) -> None:
 
 def cnn_by_loop(cnn: TextCNN, tokens: Tensor) -> Tensor:
     """One window at a time; tokens (w, d) without padding."""
-    best = []
+    pooled = []
     for conv, window in zip(cnn.convs, WINDOWS, strict=True):
         filled = torch.cat([tokens, tokens.new_zeros(max(0, window - len(tokens)), tokens.shape[1])])
-        answers = [
+        responses = [
             torch.einsum("fdw,wd->f", conv.weight, filled[k : k + window]) + conv.bias
             for k in range(len(filled) - window + 1)
         ]
-        best.append(torch.stack(answers).relu().amax(dim=0))
-    return torch.cat(best)
+        pooled.append(torch.stack(responses).relu().amax(dim=0))
+    return torch.cat(pooled)
 
 
 @pytest.mark.parametrize("width", [5, 9])
-def test_the_text_cnn_sees_windows_of_real_tokens_only(width: int) -> None:
+def test_the_text_cnn_pools_windows_of_real_tokens_only(width: int) -> None:
     torch.manual_seed(0)
     cnn = TextCNN(6, 5)
     batch = texts_of([5, 3, 2, 1], width)
-    answers = cnn(batch.features, batch.mask)
+    found = cnn(batch.features, batch.mask)
     for row, length in enumerate(batch.lengths.tolist()):
-        torch.testing.assert_close(answers[row], cnn_by_loop(cnn, batch.features[row, :length]))
+        torch.testing.assert_close(found[row], cnn_by_loop(cnn, batch.features[row, :length]))
 
 
 def test_a_batch_of_one_token_captions() -> None:
@@ -145,7 +150,7 @@ def test_nothing_under_a_mask_takes_part() -> None:
     torch.testing.assert_close(matcher.encode_images(other).pooled, matcher.encode_images(images).pooled)
 
 
-def test_scores_do_not_depend_on_company_unless_padding_leaks() -> None:
+def test_scores_do_not_depend_on_the_batch_unless_padding_leaks() -> None:
     texts = texts_of([2, 6])
     alone = texts_of([2], 6)[:1]
     alone = replace(alone, features=texts.features[:1, :2])
@@ -167,10 +172,10 @@ def test_given_pairs_are_the_diagonal_and_order_of_regions_does_not_matter() -> 
 
 def angular_by_loop(images: Tensor, texts: Tensor, soft: bool) -> float:
     total = 0.0
-    for anchors, partners in ((images, texts), (texts, images)):
+    for anchors, positives in ((images, texts), (texts, images)):
         for b in range(len(anchors)):
-            a, p = anchors[b], partners[b]
-            costs = [float(4 * (a + p) @ partners[n] - 4 * a @ p) for n in range(len(partners)) if n != b]
+            a, p = anchors[b], positives[b]
+            costs = [float(4 * (a + p) @ positives[n] - 4 * a @ p) for n in range(len(positives)) if n != b]
             total += math.log1p(sum(map(math.exp, costs))) / len(anchors) if soft else math.log1p(math.exp(max(costs)))
     return total
 
@@ -199,10 +204,10 @@ def test_own_losses_fade_and_every_objective_adds_them() -> None:
     for epoch, weight in expected.items():
         matcher.set_epoch(epoch)
         own = matcher.extra_losses(images, texts, batch)
-        torch.testing.assert_close(own["angular_weight"], weight * plain)
+        torch.testing.assert_close(own["angular"], weight * plain)
     matcher.set_epoch(21)
-    assert set(matcher.extra_losses(images, texts, batch)) == {"weights"}
-    matrices = [p for n, p in matcher.named_parameters() if n.startswith(("region_proj", "layers")) and p.dim() == 2]
+    assert set(matcher.extra_losses(images, texts, batch)) == {"weight_penalty"}
+    matrices = [p for p in matcher.image_encoder.parameters() if p.dim() == 2]
     assert len(matrices) == 7
     penalty = 0.01 * sum(matrix.norm() for matrix in matrices)
     total, _ = HingeTriplet(0.2)(matcher, batch)
@@ -210,91 +215,10 @@ def test_own_losses_fade_and_every_objective_adds_them() -> None:
     assert model(angular_weight=0.0, weight_penalty=0.0).extra_losses(images, texts, batch) == {}
 
 
-def test_our_bert_is_bert() -> None:
-    encoder = load_text_encoder()
-    config, theirs = encoder.model.config, encoder.model.state_dict()
-    ours = Bert(
-        config.vocab_size,
-        config.hidden_size,
-        config.num_hidden_layers,
-        config.num_attention_heads,
-        config.intermediate_size,
-        config.max_position_embeddings,
-    )
-    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    weights = {}
-    for name, value in theirs.items():
-        if name.startswith("pooler."):
-            continue
-        for new, public in old.items():
-            name = name.replace(new, public)
-        weights[our_name(SAEM, f"txt_enc.bert.{name}").removeprefix("bert.")] = value
-    ours.load_state_dict(weights)
-    assert not any(p.requires_grad for p in ours.parameters())
-    cut = encoder.tokenizer(["a red fish", "two large blue toys above a small star"], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        expected = encoder.model(**cut, output_hidden_states=True).hidden_states[1:]
-        for mine, state in zip(ours(cut["input_ids"], cut["attention_mask"].bool()), expected, strict=True):
-            torch.testing.assert_close(mine, state, atol=2e-5, rtol=0)  # padding included
-
-
-@pytest.fixture(params=["given_cnn", "given_train5", "given_rnn_bigru_EXTRA", "given_pooling_EXTRA"])
-def case(request) -> Path:
-    return GOLDEN / f"{request.param}.npz"
-
-
-def test_the_public_code_computes_the_same(case: Path) -> None:
-    rows = run_case(case)
-    assert rows and all(row.ok for row in rows), [str(row) for row in rows if not row.ok]
-
-
-def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
-    arrays = dict(np.load(GOLDEN / "given_cnn.npz"))
-    arrays["out.loss_total_epoch5"] = arrays["out.loss_total_epoch5"] * np.float32(1.001)
-    arrays["out.gradangular.txt_enc.mapping.bias"] = arrays["out.gradangular.txt_enc.mapping.bias"] * np.float32(1.01)
-    np.savez(tmp_path / "case.npz", **arrays)
-    (tmp_path / "case.json").write_text((GOLDEN / "given_cnn.json").read_text())
-    worst = {row.kind: row.worst for row in run_case(tmp_path / "case.npz") if not row.ok}
-    assert worst == {"losses": "loss_total_epoch5", "gradients": "out.gradangular.txt_enc.mapping.bias"}
-
-
-def public() -> tuple[dict[str, Tensor], dict]:
-    about = json.loads((GOLDEN / "given_cnn.json").read_text())
-    arrays = np.load(GOLDEN / "given_cnn.npz")
-    weights = {name[2:]: torch.from_numpy(arrays[name]) for name in arrays.files if name.startswith("w.")}
-    return weights, about["options"] | {name: about[name] for name in ("trans_cfg", "bert_config")}
-
-
-def test_public_weights_must_fit(tmp_path: Path) -> None:
-    weights, options = public()
-    with pytest.raises(ItmError, match=r"img_enc\.layer|layers\.0|no weight|has no place"):
-        SAEM.from_public({k: v for k, v in weights.items() if "intermediate" not in k}, options)
-    with pytest.raises(ItmError, match="no bert_config"):
-        SAEM.from_public(weights, {k: v for k, v in options.items() if k != "bert_config"})
-    with pytest.raises(ItmError, match="the name of a file"):
-        SAEM.from_public(weights, options | {"trans_cfg": "t_cfg.json"})
-    with pytest.raises(ItmError, match="the same number"):
-        SAEM.from_public(weights, options | {"final_dims": 12})
-    with pytest.raises(ItmError, match="one of cnn, pooling, rnn"):
-        SAEM.from_public(weights, options | {"txt_stru": "trans"})
-
-
-def test_a_public_model_can_be_saved_and_built_again(tmp_path: Path) -> None:
-    matcher = SAEM.from_public(*public()).eval()
-    words = torch.randint(3, 50, (3, 12), generator=torch.Generator().manual_seed(5))
-    batch = TextBatch(lengths=torch.tensor([12, 4, 7]), ids=torch.arange(3), words=words)
-    save_model(tmp_path / "saem.safetensors", matcher, {})
-    again = SAEM(**json.loads(json.dumps(matcher.config))).eval()  # what a checkpoint remembers is plain JSON
-    load_model(tmp_path / "saem.safetensors", again)
-    torch.testing.assert_close(again.encode_texts(batch).pooled, matcher.encode_texts(batch).pooled)
-
-
-def test_word_ids_without_a_bert_are_refused() -> None:
+def test_word_ids_are_refused() -> None:
     batch = TextBatch(lengths=torch.tensor([2]), ids=torch.tensor([0]), words=torch.tensor([[4, 5]]))
     with pytest.raises(ItmError, match="expected states of a text encoder"):
         model().encode_texts(batch)
-    with pytest.raises(ItmError, match="one of cnn, pooling, rnn"):
-        model(reader="trans")
 
 
 def test_captions_are_opened_as_the_parameters_say() -> None:
@@ -309,4 +233,16 @@ def test_captions_are_opened_as_the_parameters_say() -> None:
 def test_build_takes_the_chapters_parameters() -> None:
     parameters = SETTINGS | {"layers": 0, "dropout": 0.0, "angular_weight": 0.0, "weight_penalty": 0.0}
     matcher = build(parameters | {"public_padding": True, "margin": 0.2}, 30, 7)
-    assert len(matcher.layers) == 0 and matcher.public_padding and matcher.config["token_dim"] == 6
+    assert len(matcher.image_encoder.layers) == 0 and matcher.public_padding and matcher.config["token_dim"] == 6
+
+
+def test_a_run_has_one_stage() -> None:
+    parameters = SETTINGS | {"layers": 1, "dropout": 0.0, "angular_weight": 0.5, "weight_penalty": 0.01}
+    parameters |= {"public_padding": False, "margin": 0.3, "warmup_epochs": 1, "epochs": 3, "clip_norm": 1.5}
+    parameters |= {"batch_size": 4, "learning_rate": 0.01, "seed": 0, "device": "cpu", "precision": "fp32"}
+    parameters |= {"num_workers": 0, "schedule": "paper", "decay_every": 10}
+    matcher = build(parameters, 30, 7)
+    (stage,) = stages(parameters, matcher)
+    assert stage.validated is matcher
+    assert (stage.objective.margin, stage.objective.hardest, stage.objective.warmup_epochs) == (0.3, True, 1)
+    assert (stage.config.epochs, stage.config.clip_norm, stage.config.decay_every) == (3, 1.5, 10)

@@ -20,18 +20,18 @@ OPTIONS = list(itertools.product(("t2i", "i2t"), FIRST_NORMS, POOLINGS))
 def one_pair(regions: Tensor, words: Tensor, direction: str, first_norm: str, pooling: str) -> Tensor:
     """The definition, written out: regions (r, d), words (w, d) without padding."""
     keys, queries = (regions, words) if direction == "t2i" else (words, regions)
-    fair = keys @ queries.T  # (k, q)
+    normalized = keys @ queries.T  # (k, q)
     if first_norm.startswith("clipped"):
-        fair = torch.where(fair > 0, fair, 0.1 * fair)
+        normalized = torch.where(normalized > 0, normalized, 0.1 * normalized)
     if first_norm == "softmax":
-        fair = fair.exp() / fair.exp().sum(dim=1, keepdim=True)
+        normalized = normalized.exp() / normalized.exp().sum(dim=1, keepdim=True)
     elif first_norm.endswith("l2norm"):
-        fair = fair / (fair.pow(2).sum(dim=1, keepdim=True).sqrt() + 1e-8)
+        normalized = normalized / (normalized.pow(2).sum(dim=1, keepdim=True).sqrt() + 1e-8)
     elif first_norm.endswith("l1norm"):
-        fair = fair / (fair.abs().sum(dim=1, keepdim=True) + 1e-8)
-    weights = (7.0 * fair).exp()
-    found = (weights / weights.sum(dim=0)).T @ keys  # (q, d)
-    relevance = (queries * found).sum(dim=1) / (queries.norm(dim=1) * found.norm(dim=1)).clamp_min(1e-8)
+        normalized = normalized / (normalized.abs().sum(dim=1, keepdim=True) + 1e-8)
+    weights = (7.0 * normalized).exp()
+    attended = (weights / weights.sum(dim=0)).T @ keys  # (q, d)
+    relevance = (queries * attended).sum(dim=1) / (queries.norm(dim=1) * attended.norm(dim=1)).clamp_min(1e-8)
     pooled = {
         "LogSumExp": (5.0 * relevance).exp().sum().log() / 5.0,
         "Mean": relevance.mean(),
@@ -42,7 +42,7 @@ def one_pair(regions: Tensor, words: Tensor, direction: str, first_norm: str, po
 
 
 def ragged(seed: int = 0, width: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Three pictures and five sentences of different sizes; what lies under the padding is not zero."""
+    """Three images and five captions of different sizes; padding is not zero."""
     rng = torch.Generator().manual_seed(seed)
     regions = torch.randn(3, 4, width, generator=rng, dtype=torch.float64)
     words = torch.randn(5, 6, width, generator=rng, dtype=torch.float64)
@@ -138,10 +138,10 @@ def test_one_of_anything_simply_works(direction: str, images: int, regions: int,
 @pytest.mark.parametrize(("direction", "first_norm", "pooling"), OPTIONS)
 def test_scores_do_not_depend_on_the_company(direction: str, first_norm: str, pooling: str) -> None:
     matcher = model(direction, first_norm, pooling).eval()
-    pictures, sentences = matcher.encode_images(images_of(3, 4)), batch_of([2, 7, 4])
-    together = matcher.score(pictures, matcher.encode_texts(sentences)).i2t
-    alone = TextBatch(lengths=sentences.lengths[:1], ids=sentences.ids[:1], words=sentences.words[:1, :2])
-    by_itself = matcher.score(pictures[1:2], matcher.encode_texts(alone)).i2t
+    images, texts = matcher.encode_images(images_of(3, 4)), batch_of([2, 7, 4])
+    together = matcher.score(images, matcher.encode_texts(texts)).i2t
+    alone = TextBatch(lengths=texts.lengths[:1], ids=texts.ids[:1], words=texts.words[:1, :2])
+    by_itself = matcher.score(images[1:2], matcher.encode_texts(alone)).i2t
     torch.testing.assert_close(together[1:2, :1], by_itself, rtol=1e-5, atol=1e-6)
 
 
@@ -174,64 +174,6 @@ def test_an_item_without_anything_is_refused() -> None:
     images = Images(local=torch.zeros(1, 2, 6), mask=torch.zeros(1, 2, dtype=torch.bool))
     with pytest.raises(ItmError, match="without regions or words"):
         model().score(images, Texts(local=torch.zeros(1, 2, 6), mask=torch.ones(1, 2, dtype=torch.bool)))
-
-
-PUBLIC = {
-    "vocab_size": 12,
-    "img_dim": 7,
-    "embed_size": 6,
-    "word_dim": 5,
-    "num_layers": 1,
-    "bi_gru": True,
-    "cross_attn": "i2t",
-    "raw_feature_norm": "softmax",
-    "agg_func": "Mean",
-    "lambda_softmax": 4.0,
-    "lambda_lse": 5.0,
-    "no_imgnorm": False,
-    "no_txtnorm": True,
-    "precomp_enc_type": "basic",
-}
-
-
-def public_weights() -> dict[str, Tensor]:
-    names = {"region_proj": "img_enc.fc", "word_embedding": "txt_enc.embed", "gru": "txt_enc.rnn"}
-    return {
-        name.replace(ours, public): tensor
-        for name, tensor in model().state_dict().items()
-        for ours, public in names.items()
-        if name.startswith(ours + ".")
-    }
-
-
-def test_public_weights_and_options_load() -> None:
-    weights = public_weights()
-    loaded = SCAN.from_public(weights, PUBLIC)
-    assert loaded.config["direction"] == "i2t" and not loaded.config["text_norm"]
-    torch.testing.assert_close(loaded.gru.weight_hh_l0_reverse, weights["txt_enc.rnn.weight_hh_l0_reverse"])
-    assert SCAN(**loaded.config).config == loaded.config  # a checkpoint can be built again
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"precomp_enc_type": "attention"}, "precomp_enc_type"),
-        ({"embed_size": 8}, "shape"),
-        ({"num_layers": 2}, "no weight"),
-        ({"bi_gru": False}, "no place"),
-        ({"agg_func": "Average"}, "pooling"),
-    ],
-)
-def test_what_cannot_be_mapped_is_refused(change: dict, message: str) -> None:
-    with pytest.raises(ItmError, match=message):
-        SCAN.from_public(public_weights(), PUBLIC | change)
-
-
-def test_missing_options_and_stray_weights_are_refused() -> None:
-    with pytest.raises(ItmError, match="no bi_gru"):
-        SCAN.from_public(public_weights(), {k: v for k, v in PUBLIC.items() if k != "bi_gru"})
-    with pytest.raises(ItmError, match=r"txt_enc\.head"):
-        SCAN.from_public(public_weights() | {"txt_enc.head.weight": torch.zeros(1)}, PUBLIC)
 
 
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])

@@ -1,4 +1,4 @@
-"""Scenes, families, captions and the oracle: what is said of a picture is true of it, and false of its twin."""
+"""Scenes, families, captions and the oracle: what is said of an image is true of it, and false of its twin."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from itm_lab.scenes.captions import CAPTIONS, PLACE_WORDS, sample_caption
-from itm_lab.scenes.dice import Dice
 from itm_lab.scenes.draw import draw, toy_boxes, visible
 from itm_lab.scenes.families import sample_split
 from itm_lab.scenes.logic import Ask, Claim, is_true
 from itm_lab.scenes.oracle import ceiling, truth_matrix
+from itm_lab.scenes.portable_random import PortableRandom
 from itm_lab.scenes.proposals import propose
 from itm_lab.scenes.shapes import OUTLINES
 from itm_lab.scenes.world import ATTRIBUTES, CANVAS, PLACES, SHAPES, Knobs, Scene, Toy, fits, sample_scene
@@ -35,11 +35,11 @@ def split():
 
 
 def test_dice_are_pinned():
-    dice = Dice(1, 2, 3)
-    assert [dice.below(1000) for _ in range(4)] == PINNED_DICE
-    assert Dice(1, 2, 3).below(1000) == PINNED_DICE[0]
-    assert sorted(dice.shuffled(range(9))) == list(range(9))
-    grid = dice.grid(3, 5)
+    rng = PortableRandom(1, 2, 3)
+    assert [rng.below(1000) for _ in range(4)] == PINNED_DICE
+    assert PortableRandom(1, 2, 3).below(1000) == PINNED_DICE[0]
+    assert sorted(rng.shuffled(range(9))) == list(range(9))
+    grid = rng.grid(3, 5)
     assert grid.shape == (3, 5) and grid.min() >= 0 and grid.max() < 1
 
 
@@ -203,26 +203,26 @@ def test_the_oracle_is_the_logic_for_all_pairs(split):
 
 
 def test_the_ceiling_is_the_expectation_over_ties():
-    truth = np.array([[1, 1, 0, 0], [1, 0, 1, 1]], dtype=bool)  # caption 0 fits both pictures
+    truth = np.array([[1, 1, 0, 0], [1, 0, 1, 1]], dtype=bool)  # caption 0 fits both images
     owner = np.array([0, 0, 1, 1])
     result = ceiling(truth, owner, ks=(1,))
     assert result["t2i_r1"] == pytest.approx(100 * (0.5 + 1 + 1 + 1) / 4)
-    orders = list(permutations([0, 2, 3]))  # captions true of picture 1; its own are 2 and 3
+    orders = list(permutations([0, 2, 3]))  # captions true of image 1; its own are 2 and 3
     hits = np.mean([order[0] in (2, 3) for order in orders])
     assert result["i2t_r1"] == pytest.approx(100 * (1 + hits) / 2)
 
 
-# -- pictures --------------------------------------------------------------------------------------------------
+# -- images --------------------------------------------------------------------------------------------------
 
 
 def test_scenes_survive_json():
-    scene = sample_scene(Dice(TEST_SEED, 1), KNOBS)
+    scene = sample_scene(PortableRandom(TEST_SEED, 1), KNOBS)
     assert Scene.from_json(json.loads(json.dumps(scene.to_json()))) == scene
 
 
 def test_scenes_are_well_formed():
     for number in range(200):
-        scene = sample_scene(Dice(TEST_SEED, 2, number), KNOBS)
+        scene = sample_scene(PortableRandom(TEST_SEED, 2, number), KNOBS)
         assert 3 <= len(scene.toys) <= 7 and 2 <= len({toy.kind for toy in scene.toys}) <= 4
         assert fits(scene.toys)
         assert visible(scene).min() > 0.5
@@ -263,22 +263,22 @@ def test_outlines_are_distances():
 def test_proposals():
     kinds = []
     for number in range(100):
-        dice = Dice(TEST_SEED, 3, number)
-        toys = toy_boxes(sample_scene(dice, KNOBS))
-        boxes = propose(dice, toys, KNOBS)
+        rng = PortableRandom(TEST_SEED, 3, number)
+        toys = toy_boxes(sample_scene(rng, KNOBS))
+        boxes = propose(rng, toys, KNOBS)
         assert boxes.shape == (KNOBS.regions, 4)
         assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] <= CANVAS).all()
         assert (boxes[:, 2:] - boxes[:, :2] >= 6).all()
         kinds.append((iou(boxes, toys).max(axis=0) >= 0.5).mean())
     assert 0.88 < np.mean(kinds) <= 1.0  # nearly every toy is found, not all of them
-    assert (propose(Dice(1), toys, Knobs(missed=100)) != propose(Dice(1), toys, KNOBS)).any()
+    assert (propose(PortableRandom(1), toys, Knobs(missed=100)) != propose(PortableRandom(1), toys, KNOBS)).any()
 
 
 # -- the same everywhere ---------------------------------------------------------------------------------------
 
 SCRIPT = """
 import hashlib
-from itm_lab.scenes.dice import Dice
+from itm_lab.scenes.portable_random import Dice
 from itm_lab.scenes.draw import draw, toy_boxes
 from itm_lab.scenes.families import sample_split
 from itm_lab.scenes.proposals import propose
@@ -314,15 +314,15 @@ PINNED_BYTES = "ae29d67510f49a792f4c4462b17d89388378448dc60e26cd1e5d250723235138
 
 
 def test_another_seed_is_another_world():
-    a, b = (sample_scene(Dice(seed, 0), KNOBS) for seed in (1, 2))
+    a, b = (sample_scene(PortableRandom(seed, 0), KNOBS) for seed in (1, 2))
     assert a != b
     assert hashlib.sha256(draw(a).tobytes()).digest() != hashlib.sha256(draw(b).tobytes()).digest()
 
 
 def test_care_makes_captions_say_more():
-    scene = sample_scene(Dice(TEST_SEED, 4), KNOBS)
+    scene = sample_scene(PortableRandom(TEST_SEED, 4), KNOBS)
     words = []
     for care in (0, 100):
-        captions = [sample_caption(Dice(TEST_SEED, 5, k), scene, KNOBS, care) for k in range(80)]
+        captions = [sample_caption(PortableRandom(TEST_SEED, 5, k), scene, KNOBS, care) for k in range(80)]
         words.append(np.mean([len(c.text.split()) for c in captions if c]))
     assert words[1] > words[0] + 2

@@ -13,7 +13,6 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-BUDGET = 5320  # with mining (of two files) and grounding, which the design places here
 
 
 def tracked() -> list[Path]:
@@ -50,21 +49,6 @@ def test_every_direct_requirement_has_a_tested_version_and_torch_stays_free() ->
     assert not any("+cpu" in line or "@" in line for line in lines)
 
 
-def test_the_package_stays_thin() -> None:
-    package = ROOT / "itm_utils"
-    counted = [p for p in package.rglob("*.py") if p.relative_to(package).parts[0] not in ("scenes", "models")]
-    lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in counted}
-    assert sum(lines.values()) <= BUDGET, lines
-    assert max(lines.values()) <= 360, lines
-
-
-def test_the_package_imports_no_model() -> None:
-    package = ROOT / "itm_utils"
-    for path in package.rglob("*.py"):
-        if path.relative_to(package).parts[0] != "models":
-            assert not re.search(r"^\s*(from|import) itm_utils\.models", path.read_text(encoding="utf-8"), re.M), path
-
-
 def test_make_alone_explains_itself() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("book", "test", "serve", "export", "lint", "clean"):
@@ -95,5 +79,5 @@ def test_no_pickle_and_no_machine_paths_in_what_is_committed() -> None:
     for path in tracked():
         if path.suffix in {".py", ".md", ".yml", ".toml", ".ipynb", ".json"} and "golden" not in path.parts:
             text = path.read_text(encoding="utf-8")
-            found = pickle.search(text) or (path.parent.name != "tests" and machine.search(text))
+            found = pickle.search(text) or ("tests" not in path.parts and machine.search(text))
             assert not found, f"{path.relative_to(ROOT)}: {found.group()}"

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from itm_lab.parity.published import read_published
-from itm_lab.parity.reference_cases import run_folder
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, TextBatch, Texts, length_mask
 from itm_utils.models import sgraf
-from itm_utils.models.sgraf import HEADS, SGRAF, GateNorm, OneVector, build, sgraf_by_loop
+from itm_utils.models.sgraf import HEADS, SGRAF, GateBatchNorm, SelfAttentionPool, build, score_by_loop, stages
+from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.scoring import score_all
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "sgraf"
 LENGTHS = [1, 6, 3, 3, 5]
 
 
@@ -52,7 +45,7 @@ def encode(matcher: SGRAF, images: ImageBatch, texts: TextBatch) -> tuple[Images
     return matcher.encode_images(images), matcher.encode_texts(texts)
 
 
-def length_one(x: Tensor) -> Tensor:
+def unit_norm(x: Tensor) -> Tensor:
     return x / (x.pow(2).sum(dim=-1, keepdim=True).sqrt() + 1e-8)
 
 
@@ -63,25 +56,25 @@ def pair_vector(matcher: SGRAF, nodes: Tensor) -> Tensor:
         gates = matcher.head.gate(nodes)[:, 0]
         gates = (gates - norm.running_mean) / (norm.running_var + 1e-5).sqrt() * norm.weight + norm.bias
         gates = 1 / (1 + (-gates).exp())
-        return length_one((gates / (gates.abs().sum() + 1e-8)) @ nodes)
+        return unit_norm((gates / (gates.abs().sum() + 1e-8)) @ nodes)
     for step in matcher.head.steps:
-        logits = step.query(nodes) @ step.key(nodes).T
+        logits = step.q_proj(nodes) @ step.k_proj(nodes).T
         edges = logits.exp() / logits.exp().sum(dim=1, keepdim=True)
-        nodes = step.out(edges @ nodes).clamp_min(0)
+        nodes = step.out_proj(edges @ nodes).clamp_min(0)
     return nodes[0]
 
 
-def one_pair(matcher: SGRAF, regions: Tensor, words: Tensor, picture: Tensor, sentence: Tensor) -> Tensor:
+def one_pair(matcher: SGRAF, regions: Tensor, words: Tensor, image: Tensor, caption: Tensor) -> Tensor:
     """The definition: regions (r, d) and words (w, d) without padding, and the two pooled vectors (d,)."""
     fair = regions @ words.T
     fair = torch.where(fair > 0, fair, 0.1 * fair)
     fair = fair / (fair.pow(2).sum(dim=1, keepdim=True).sqrt() + 1e-8)
     weights = (9.0 * fair).exp()
-    found = length_one((weights / weights.sum(dim=0)).T @ regions)
-    local = length_one(matcher.read_word((found - words) ** 2))
-    whole = length_one(matcher.read_whole((picture - sentence) ** 2))
+    attended = unit_norm((weights / weights.sum(dim=0)).T @ regions)
+    local = unit_norm(matcher.similarity.local_proj((attended - words) ** 2))
+    whole = unit_norm(matcher.similarity.global_proj((image - caption) ** 2))
     vector = pair_vector(matcher, torch.cat([whole[None], local]))
-    return 1 / (1 + (-matcher.judge(vector)[0]).exp())
+    return 1 / (1 + (-matcher.score_proj(vector)[0]).exp())
 
 
 def by_definition(matcher: SGRAF, images: Images, texts: Texts) -> Tensor:
@@ -109,12 +102,12 @@ def test_scores_are_the_definition_with_gradients(head: str) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("tile", [1, 60, 2**20])
-def test_loop_tiles_and_blocks_agree(head: str, tile: int, monkeypatch) -> None:
+def test_loop_chunks_and_blocks_agree(head: str, tile: int, monkeypatch) -> None:
     monkeypatch.setitem(sgraf.TILE, "cpu", tile)
     matcher = model(head)
     with torch.no_grad():
         images, texts = encode(matcher, image_batch((3, 3, 3, 3)), text_batch())
-        expected = sgraf_by_loop(matcher, images, texts)
+        expected = score_by_loop(matcher, images, texts)
         torch.testing.assert_close(matcher.score(images, texts).i2t, expected)
     cost = matcher.bytes_per_pair(images, texts)
     in_blocks = score_all(matcher, images, texts, budget=3 * cost, progress=False).i2t
@@ -165,7 +158,7 @@ def test_zero_vectors_have_scores_and_gradients(head: str) -> None:
     assert all(t.grad.isfinite().all() for side in (images, texts) for t in (side.local, side.pooled))
 
 
-def test_attention_is_the_look_below_the_similarity_vectors() -> None:
+def test_attention_is_the_cross_attention_below_the_similarity_vectors() -> None:
     matcher = model()
     images, texts = encode(matcher, image_batch(), text_batch([1, 6, 3]))
     found = matcher.attention(images, texts)["t2i"]
@@ -188,15 +181,15 @@ def test_our_norms_do_not_know_the_order_of_regions(head: str) -> None:
 
 def test_padding_does_not_enter_the_statistics() -> None:
     torch.manual_seed(0)
-    pooling = OneVector(6, dropout=0.0, slots=0).double()
+    pooling = SelfAttentionPool(6, dropout=0.0, slots=0).double()
     regions = torch.randn(3, 4, 6).double()
     mask = length_mask(torch.tensor([4, 2, 1]), 4)
     other = regions.masked_fill(~mask[..., None], 1e3)
     torch.testing.assert_close(pooling(regions, mask), pooling(other, mask))
-    expected = pooling.each(regions[mask])
-    pooling.each_norm.momentum = 1.0
+    expected = pooling.local_proj(regions[mask])
+    pooling.local_norm.momentum = 1.0
     pooling(regions, mask)
-    torch.testing.assert_close(pooling.each_norm.running_mean, expected.mean(dim=0).detach())
+    torch.testing.assert_close(pooling.local_norm.running_mean, expected.mean(dim=0).detach())
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (4, 2)])
@@ -207,7 +200,7 @@ def test_slots_refuse_other_numbers_of_regions(sizes: tuple[int, int]) -> None:
 
 def test_statistics_by_caption_are_those_of_a_loop() -> None:
     torch.manual_seed(0)
-    ours, loop = GateNorm(by_caption=True), nn.BatchNorm1d(1)
+    ours, loop = GateBatchNorm(per_caption=True), nn.BatchNorm1d(1)
     gates = [torch.randn(4, 2, 3), torch.randn(4, 3, 6)]  # captions 1 and 3, then 0, 2 and 4
     captions = [torch.tensor([1, 3]), torch.tensor([0, 2, 4])]
     found = ours(gates, captions)
@@ -223,13 +216,7 @@ def test_statistics_by_caption_are_those_of_a_loop() -> None:
     assert int(ours.num_batches_tracked) == 5
 
 
-def test_public_cases() -> None:
-    rows = list(run_folder(GOLDEN))
-    assert {row.case.split("/")[1] for row in rows} == {p.stem for p in GOLDEN.glob("*.npz")}
-    assert all(row.ok for row in rows), [str(row) for row in rows if not row.ok]
-
-
-def test_without_rounds_only_the_whole_pair_is_heard() -> None:
+def test_without_steps_only_the_global_node_is_read() -> None:
     matcher = model("SGR", steps=0)
     images, texts = encode(matcher, image_batch(), text_batch())
     before = matcher.score(images, texts).i2t
@@ -239,10 +226,10 @@ def test_without_rounds_only_the_whole_pair_is_heard() -> None:
 
 def test_half_precision_encoders_do_not_blur_the_scores() -> None:
     matcher = model().float()
-    pictures = image_batch()
-    pictures.regions = pictures.regions.float()
+    single = image_batch()
+    single.regions = single.regions.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        images, texts = encode(matcher, pictures, text_batch([1, 6, 3]))
+        images, texts = encode(matcher, single, text_batch([1, 6, 3]))
         scores, pairs = matcher.score(images, texts).i2t, matcher.score_pairs(images, texts).i2t
     assert scores.dtype == images.pooled.dtype == texts.pooled.dtype == torch.float32
     torch.testing.assert_close(pairs, scores.diagonal())
@@ -251,41 +238,17 @@ def test_half_precision_encoders_do_not_blur_the_scores() -> None:
 def test_parameters_build_the_model_and_unknown_heads_are_refused() -> None:
     given = {"width": 8, "word_dim": 5, "head": "SGR", "sim_dim": 4, "steps": 1, "temperature": 4.0}
     made = build(given | {"dropout": 0.1, "region_slots": 0, "margin": 0.2}, 12, 7)
-    assert len(made.head.steps) == 1 and made.drop.p == 0.1
+    assert len(made.head.steps) == 1 and made.word_dropout.p == 0.1
     assert SGRAF(**made.config).config == made.config  # a checkpoint can be built again
     with pytest.raises(ItmError, match="head: found 'AVE', expected one of SAF, SGR"):
         SGRAF(12, 7, head="AVE")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"), [({"module_name": None}, "no module_name"), ({"sim_dim": 5}, "shape"), ({}, "no sim_enc")]
-)
-def test_what_cannot_be_mapped_is_refused(change: dict, message: str) -> None:
-    matcher = model(region_slots=4)
-    public = {ours: theirs for theirs, ours in SGRAF.PUBLIC_NAMES.items()}
-    weights = {
-        public[prefix] + name.removeprefix(prefix): tensor
-        for name, tensor in matcher.state_dict().items()
-        for prefix in sorted(public, key=len)
-        if name.startswith(prefix + ".")
-    }
-    options = {"vocab_size": 12, "img_dim": 7, "embed_size": 6, "word_dim": 5, "num_layers": 1, "bi_gru": True}
-    options |= {"sim_dim": 4, "module_name": "SAF", "sgr_step": 3, "no_imgnorm": False, "no_txtnorm": False}
-    loaded = SGRAF.from_public(weights, options)
-    assert loaded.config["region_slots"] == 4 and loaded.config["dropout"] == 0.4
-    options = {k: v for k, v in (options | change).items() if v is not None}
-    with pytest.raises(ItmError, match=message):
-        SGRAF.from_public(weights if change else {}, options)
-
-
-def test_a_published_checkpoint_of_three_parts_is_read(tmp_path: Path) -> None:
-    about = json.loads((GOLDEN / "given_sgr.json").read_text(encoding="utf-8"))
-    arrays = np.load(GOLDEN / "given_sgr.npz")
-    parts = [
-        {k[len(f"w.{part}.") :]: torch.from_numpy(arrays[k]) for k in arrays.files if k.startswith(f"w.{part}.")}
-        for part in ("img_enc", "txt_enc", "sim_enc")
-    ]
-    path = tmp_path / "model_best.pth.tar"
-    torch.save({"model": parts, "opt": argparse.Namespace(**about["options"])}, path)
-    loaded = SGRAF.from_public(*read_published(path))
-    assert loaded.config["region_slots"] == 9 and len(loaded.head.steps) == 3
+def test_stages_hold_the_one_training_of_the_chapter() -> None:
+    given = {"epochs": 4, "batch_size": 8, "learning_rate": 0.01, "seed": 1, "device": "cpu", "precision": "fp32"}
+    given |= {"num_workers": 0, "schedule": "paper", "decay_every": 3, "margin": 0.3, "warmup_epochs": 2}
+    built = model()
+    (stage,) = stages(given, built)
+    assert stage.model is built and isinstance(stage.objective, HingeTriplet)
+    assert (stage.objective.margin, stage.objective.hardest, stage.objective.warmup_epochs) == (0.3, True, 2)
+    assert (stage.config.epochs, stage.config.decay_every, stage.config.schedule) == (4, 3, "step")

@@ -26,7 +26,7 @@ def test_a_search_lists_the_values_it_tried(capsys: pytest.CaptureFixture[str]) 
         "0.008",
         "0.016",
     ]
-    assert unknown.split() == ["SCAN", "i2t", "none"]  # the name of an arm is not a prefix
+    assert unknown.split() == ["SCAN", "i2t", "none"]  # the name of a variant is not a prefix
 
 
 def test_published_rows_are_of_the_method_itself() -> None:

@@ -16,7 +16,6 @@ from itm_lab.evidence.statistics import (
     paired_bootstrap,
     paired_seeds,
     seed_interval,
-    student_t,
 )
 from itm_lab.publish.uncertainty_page import our_runs, published_gaps, uncertainty_fragment
 from itm_lab.records.receipts import Evidence, make_receipt, write_receipt
@@ -70,8 +69,10 @@ def test_pairing_cancels_what_is_hard_for_both() -> None:
 
 def test_student_t_is_the_printed_table() -> None:
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
-    assert {n: round(student_t(0.95, n), 3) for n in table} == table
-    assert round(student_t(0.99, 4), 3) == 4.604
+    ladders = {n: np.arange(n + 1.0) for n in table}  # the halfwidth is t times the standard error
+    scales = {n: runs.std(ddof=1) / np.sqrt(n + 1) for n, runs in ladders.items()}
+    assert {n: round(seed_interval(runs).halfwidth / scales[n], 3) for n, runs in ladders.items()} == table
+    assert round(seed_interval(ladders[4], 0.99).halfwidth / scales[4], 3) == 4.604
 
 
 def test_seed_intervals_cover_the_truth_as_often_as_they_say() -> None:
@@ -138,10 +139,10 @@ def test_the_page_compares_methods_with_their_closest_competitors() -> None:
     chosen = {(gap.paper, gap.data, gap.method): gap for gap in gaps}
     assert len(chosen) == len(gaps)
     best = chosen["DCPA", "F30K", "DCPA Full-Model BERT"]
-    assert (best.rival, best.pictures) == ("WCGL", 1000)  # GSMN and SAN are better, but use external knowledge
+    assert (best.rival, best.images) == ("WCGL", 1000)  # GSMN and SAN are better, but use external knowledge
     assert chosen["CCR/CCS", "F30K", "SGRAF CCR+CCS"].rival == "SGRAF"
-    assert chosen["CCR/CCS", "COCO 1K", "PFAN CCR+CCS"].pictures == 1000  # marked as one split of 1,000
-    assert chosen["AOQ", "COCO 5K", "VSRN + AdapOffQuin (Eq. 5)"].pictures == 5000
+    assert chosen["CCR/CCS", "COCO 1K", "PFAN CCR+CCS"].images == 1000  # marked as one split of 1,000
+    assert chosen["AOQ", "COCO 5K", "VSRN + AdapOffQuin (Eq. 5)"].images == 5000
     assert {gap.paper for gap in gaps} == {"MMCA", "DCPA", "AOQ", "CCR/CCS"}
 
 
@@ -149,14 +150,14 @@ def test_the_page_is_computed_from_the_tables() -> None:
     text = uncertainty_fragment(SimpleNamespace(results=RESULTS, receipts={}))
     gaps = list(published_gaps(RESULTS))
     inside = sum(
-        abs(g.ours["i2t_r1"] - g.theirs["i2t_r1"]) <= binomial_halfwidth(g.ours["i2t_r1"], g.pictures) for g in gaps
+        abs(g.ours["i2t_r1"] - g.theirs["i2t_r1"]) <= binomial_halfwidth(g.ours["i2t_r1"], g.images) for g in gaps
     )
     assert f"**image to text R@1**: {inside} of {len(gaps)} gaps" in text
     assert 0 < inside < len(gaps)
     assert text.count("<circle") == len(gaps)
     assert text.count('fill="none"') == inside
     assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{40,}"', text)
-    assert "No arm has receipts" in text
+    assert "No variant has receipts" in text
 
 
 def test_the_page_shows_both_intervals_of_our_runs(tmp_path: Path) -> None:

@@ -20,17 +20,6 @@ VARIANTS = [
     for norm in (True, False)
     for absolute in (False, True)
 ]
-PUBLIC = {
-    "vocab_size": 9,
-    "img_dim": 4,
-    "embed_size": 5,
-    "word_dim": 3,
-    "num_layers": 1,
-    "measure": "cosine",
-    "use_abs": False,
-    "no_imgnorm": False,
-    "learning_rate": 0.0002,
-}
 
 
 def build(**options) -> VSEPP:
@@ -47,16 +36,6 @@ def texts(*captions: list[int]) -> TextBatch:
     width = max(map(len, captions))
     words = torch.tensor([ids + [0] * (width - len(ids)) for ids in captions])
     return TextBatch(lengths=torch.tensor([len(ids) for ids in captions]), ids=torch.arange(len(words)), words=words)
-
-
-def public_weights() -> dict[str, torch.Tensor]:
-    ours = build().state_dict()
-    return {
-        public + name.removeprefix(prefix): value
-        for public, prefix in VSEPP.PUBLIC_NAMES.items()
-        for name, value in ours.items()
-        if name.startswith(f"{prefix}.")
-    }
 
 
 def slow_hinge(i2t: torch.Tensor, t2i: torch.Tensor, margin: float, hardest: bool) -> torch.Tensor:
@@ -90,7 +69,7 @@ def test_hinge_of_one_pair_is_zero_and_of_a_rectangle_an_error() -> None:
 
 
 @pytest.mark.parametrize("hardest", [False, True])
-def test_collapse_costs_twice_the_margin_a_pair(hardest: bool) -> None:
+def test_collapse_costs_twice_the_margin_per_pair(hardest: bool) -> None:
     loss = hinge_loss(Scores.same(torch.full((8, 8), 0.7)), 0.2, hardest)
     torch.testing.assert_close(loss, torch.tensor(8 * 2 * 0.2 * (1 if hardest else 7)))
 
@@ -152,11 +131,11 @@ def test_order_is_best_at_zero_and_its_gradient_exists_there() -> None:
     assert captions.grad.isfinite().all()
 
 
-def test_unit_length_leaves_zero_alone() -> None:
+def test_l2_normalize_leaves_zero_alone() -> None:
     vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
-    unit = l2_normalize(vectors)
-    torch.testing.assert_close(unit, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
-    unit.sum().backward()
+    normalized = l2_normalize(vectors)
+    torch.testing.assert_close(normalized, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+    normalized.sum().backward()
     assert vectors.grad.isfinite().all()
     assert vectors.grad.abs().max() <= 1
 
@@ -204,7 +183,7 @@ def test_masked_regions_do_not_count() -> None:
     torch.testing.assert_close(pooled[0], model.encode_images(images(regions[:1, :2])).pooled[0])
 
 
-def test_first_weights() -> None:
+def test_initial_weights() -> None:
     torch.manual_seed(0)
     model = VSEPP(vocabulary_size=500, image_dim=60, width=40, word_dim=20)
     bound = (6 / 100) ** 0.5
@@ -212,30 +191,3 @@ def test_first_weights() -> None:
     assert not model.image_proj.bias.any()
     assert 0.095 < model.text_encoder.word_embedding.weight.abs().max() <= 0.1
     assert model.text_encoder.word_embedding.weight[0].any()  # the padding row is drawn like the others
-
-
-def test_public_weights_go_in_and_give_the_same_scores() -> None:
-    model = VSEPP.from_public(public_weights(), PUBLIC)
-    assert model.config["width"] == 5
-    pictures, captions = images(torch.randn(2, 1, 4)), texts([1, 4, 2], [1, 2])
-    ours = build()
-    expected = ours.score(ours.encode_images(pictures), ours.encode_texts(captions)).i2t
-    torch.testing.assert_close(model.score(model.encode_images(pictures), model.encode_texts(captions)).i2t, expected)
-
-
-@pytest.mark.parametrize(
-    ("weights", "options", "message"),
-    [
-        ({"img_enc.cnn.weight": torch.zeros(2)}, {}, r"img_enc\.cnn\.weight"),
-        ({"img_enc.fc.weight": torch.zeros(2, 2)}, {}, r"\(2, 2\)"),
-        ({"img_enc.fc.bias": None}, {}, "image_proj.bias: found no weight"),
-        ({}, {"measure": "l2"}, "measure: found 'l2'"),
-        ({}, {"use_abs": "no"}, "'no'"),
-        ({}, {"word_dim": None}, "no word_dim"),
-    ],
-)
-def test_public_things_without_a_place_are_refused(weights: dict, options: dict, message: str) -> None:
-    state = {name: value for name, value in (public_weights() | weights).items() if value is not None}
-    chosen = {name: value for name, value in (PUBLIC | options).items() if value is not None}
-    with pytest.raises(ItmError, match=message):
-        VSEPP.from_public(state, chosen)

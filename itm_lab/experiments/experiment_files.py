@@ -1,0 +1,216 @@
+"""Experiments: ``experiments/<chapter>.yaml`` describes every run of a chapter, and this module expands the files.
+
+An experiment is named ``<chapter>/<dataset>/<variant>``. Its settings are collected from the file in this order, and
+what comes later replaces what came before:
+
+1. ``base``: settings of every experiment of the chapter
+2. ``datasets: <dataset>: base``: settings of every experiment on a dataset
+3. what the variant ``extends``: one or several groups or variants, each collected the same way (a ``base`` may extend
+   groups too)
+4. ``groups`` or ``variants: <name>``, and then the same below ``datasets: <dataset>``
+
+Only what stands below ``datasets: <dataset>: variants`` can be run. Besides parameters of the notebook there are
+``about`` and ``note`` (for people, not taken over by ``extends``), ``table`` (where its row stands), ``ensemble`` (whose scores are averaged with
+whose), and ``seeds`` (which seeds a reproduction takes). ``{dataset}`` in a folder's name is filled in here, ``{seed}``
+by the notebook. The folder of a run follows from its name: ``runs/<chapter>/<dataset>/<variant>/s<seed>``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from itm_lab.records.parameters import ASIDE, notebook_model
+from itm_utils.errors import input_error
+from itm_utils.validation import Settings, validated
+
+ABOUT = ("about", "note", "table", "ensemble", "seeds")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one written in C is ten times as fast
+SECTIONS = ("base", "groups", "variants", "datasets")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One row of a table. settings: the parameters that its file gives. model: all parameters of its notebook."""
+
+    name: str
+    path: Path
+    notebook: Path
+    settings: dict[str, Any]
+    model: type[Settings]
+    about: str = ""
+    note: str = ""
+    table: str = ""
+    ensemble: str = ""
+    seeds: str = ""
+
+    @property
+    def chapter(self) -> str:
+        return self.notebook.stem
+
+    @property
+    def tables(self) -> list[str]:
+        return [table for table in re.split(r"\s*,\s*", self.table) if table]
+
+    def values(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Every parameter of a run: the notebook's defaults, the experiment's settings, then ``overrides``.
+
+        A run with other settings is another variant: its name says what was changed.
+        """
+        overrides = dict(overrides or {})
+        defaults = {name: field.default for name, field in self.model.model_fields.items()}
+        values = validated(self.model, defaults | self.settings | overrides, self.name)
+        changed = [f"{name}={overrides[name]}" for name in overrides if name not in ASIDE]
+        if changed and "variant" not in overrides:
+            values["variant"] = " ".join([values["variant"], *changed])
+        return values
+
+
+def read_experiments(root: Path, chapter: str = "") -> dict[str, Experiment]:
+    """Name → experiment, of one chapter (``dcpa``) or of all; in the order of the notebooks and of the files."""
+    found: dict[str, Experiment] = {}
+    for notebook in sorted((root / "notebooks").glob("[0-9]*.ipynb")):
+        path = root / "experiments" / f"{notebook.stem.partition('_')[2]}.yaml"
+        if path.is_file() and chapter in ("", path.stem):
+            stamps = path.stat().st_mtime_ns, notebook.stat().st_mtime_ns
+            found |= {experiment.name: experiment for experiment in _read_file(path, notebook, stamps)}
+    return found
+
+
+def find_experiment(root: Path, name: str) -> Experiment:
+    """An experiment by its name."""
+    known = read_experiments(root, name.partition("/")[0]) or read_experiments(root)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)
+        hint = "`itm recipe --list` shows all."
+        raise input_error(name, "no such experiment", f"one of experiments/, such as {', '.join(close[:3])}", hint)
+    return known[name]
+
+
+def experiments_of_table(root: Path, table: str) -> list[Experiment]:
+    """The rows of a table, in the order of their files."""
+    known = read_experiments(root).values()
+    if not (found := [one for one in known if table in one.tables]):
+        tables = sorted({table for one in known for table in one.tables})
+        raise input_error("table", repr(table), f"one of {', '.join(tables)}")
+    return found
+
+
+@cache
+def _read_file(path: Path, notebook: Path, stamps: tuple[int, ...]) -> list[Experiment]:
+    """The experiments of a file; read again only if it or its notebook has changed (``stamps``)."""
+    return [make_experiment(path, notebook, *place) for place in expand(path)]
+
+
+def make_experiment(path: Path, notebook: Path, dataset: str, variant: str, given: dict[str, Any]) -> Experiment:
+    """One experiment from all that its file says of it; every parameter is checked against the notebook."""
+    about = {name: str(given[name]) for name in ABOUT if name in given}
+    settings = {name: value for name, value in given.items() if name not in ABOUT}
+    settings = {name: fill_in(value, dataset) for name, value in settings.items()}
+    name = f"{path.stem}/{dataset}/{variant}"
+    settings["run_dir"] = f"runs/{name}"
+    experiment = Experiment(name, path, notebook, settings, notebook_model(notebook), **about)
+    experiment.values()
+    return experiment
+
+
+def fill_in(value: Any, dataset: str) -> Any:
+    """A value with the dataset's name in it where it asks for it."""
+    return value.replace("{dataset}", dataset) if isinstance(value, str) else value
+
+
+def expand(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
+    """(dataset, variant, all that is said of it) of each experiment of a file."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+    except yaml.YAMLError as error:
+        raise input_error(
+            path, f"no YAML ({str(error).splitlines()[0]})", "the form of experiments/README.md"
+        ) from None
+    check_section(path, content, SECTIONS)
+    found = []
+    for dataset, body in content.get("datasets", {}).items():
+        check_section(f"{path}, {dataset}", body, SECTIONS[:-1])
+        base = content.get("base", {}) | extended(path, [content, body], body.get("base", {}))
+        for variant in body.get("variants", {}):
+            found.append((dataset, variant, base | collect(path, [content, body], variant)))
+    return found
+
+
+def check_section(where: Path | str, content: Any, allowed: tuple[str, ...]) -> None:
+    """A section is a mapping with known names."""
+    if not isinstance(content, dict) or not content.keys() <= set(allowed):
+        wrong = (
+            ", ".join(map(str, content.keys() - set(allowed))) if isinstance(content, dict) else type(content).__name__
+        )
+        raise input_error(
+            where, wrong if isinstance(content, dict) else f"a {wrong}", f"a mapping of {', '.join(allowed)}"
+        )
+
+
+def collect(path: Path, levels: list[dict[str, Any]], name: str, inside: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What is said of a variant or group, after what it extends. levels: the file, and its part of one dataset."""
+    if name in inside:
+        raise input_error(path, f"{' extends '.join((*inside, name))}", "no circle")
+    said = [
+        level.get(kind, {})[name] or {} for level in levels for kind in SECTIONS[1:3] if name in level.get(kind, {})
+    ]
+    if not said:
+        raise input_error(path, f"extends: {name}", "the name of a group or variant")
+    return extended(path, levels, {key: value for layer in said for key, value in layer.items()}, (*inside, name))
+
+
+def extended(
+    path: Path, levels: list[dict[str, Any]], own: dict[str, Any], inside: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Settings with those they extend before them; what is written for people is not taken over."""
+    parents = own.get("extends", [])
+    settings: dict[str, Any] = {}
+    for parent in [parents] if isinstance(parents, str) else parents:
+        settings |= collect(path, levels, parent, inside)
+    taken = {key: value for key, value in settings.items() if key not in ABOUT[:2]}
+    return taken | {key: value for key, value in own.items() if key != "extends"}
+
+
+def read_overrides(experiment: Experiment, pairs: list[str]) -> dict[str, Any]:
+    """``["width=32"]`` as values of the types that the notebook declares."""
+    overrides = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise input_error("-p", repr(pair), "name=value")
+        overrides[name] = read_value(experiment, name, text)
+    return overrides
+
+
+def read_value(experiment: Experiment, name: str, text: str) -> Any:
+    """A value from the command line."""
+    if name not in experiment.model.model_fields:
+        validated(experiment.model, {name: text}, experiment.name)  # says which name is close
+    kind = experiment.model.model_fields[name].annotation
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise input_error(f"parameter {name}", repr(text), "true or false")
+        return text.lower() == "true"
+    try:
+        return kind(text) if kind in (int, float) else text
+    except ValueError:
+        raise input_error(f"parameter {name}", repr(text), f"an {kind.__name__}") from None
+
+
+def read_seeds(text: str) -> list[int]:
+    """``"0-4"``, ``"7"`` or ``"1,3,5-7"`` as numbers."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise input_error("--seeds", repr(text), "numbers and ranges such as 0-4 or 1,3,5-7")
+        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return seeds

@@ -1,0 +1,73 @@
+"""Which runs a command of ``itm run`` asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from itm_lab.experiments.experiment_files import (
+    Experiment,
+    experiments_of_table,
+    find_experiment,
+    read_overrides,
+    read_seeds,
+    read_value,
+)
+from itm_lab.experiments.runner import SEARCH_SEED, Job, grid_jobs, make_jobs, search_jobs
+from itm_lab.records.parameters import ASIDE
+from itm_utils.errors import ItmError, input_error
+
+
+def plan(
+    root: Path,
+    names: list[str],
+    table: str,
+    seeds: str,
+    pairs: list[str],
+    search: list[str],
+    grid: list[str] | None = None,
+) -> list[Job]:
+    """The runs that a command asks for; every parameter of each is validated."""
+    if bool(names) == bool(table):
+        raise ItmError("itm run: give experiments, or --table, and not both")
+    seeded = seeds or any(pair.partition("=")[0] == "seed" for pair in pairs)
+    if grid and (search or seeded):  # a setting of a grid has its own seed
+        raise ItmError("itm run: give --grid without --search and --seeds")
+    if search and seeded:
+        raise ItmError(f"itm run: give --search without a seed: what is tried has seed {SEARCH_SEED}")
+    experiments = experiments_of_table(root, table) if table else [find_experiment(root, name) for name in names]
+    jobs: list[Job] = []
+    for experiment in experiments:
+        overrides = read_overrides(experiment, pairs)
+        if "run_dir" in overrides and len(experiments) > 1:  # two experiments in one folder would resume each other
+            overrides["run_dir"] = f"{overrides['run_dir']}/{experiment.name}"
+        if search:
+            jobs += search_jobs(experiment, read_choices(experiment, search), overrides)
+        elif grid:
+            jobs += grid_jobs(experiment, read_choices(experiment, grid, "--grid"), overrides)
+        else:
+            asked = seeds or ("" if "seed" in overrides else experiment.seeds)
+            jobs += make_jobs(experiment, read_seeds(asked) if asked else None, overrides)
+    return jobs
+
+
+def plan_one(root: Path, name: str, pairs: list[str]) -> Job:
+    """The one run that an experiment describes, with its own seed if no other is given."""
+    experiment = find_experiment(root, name)
+    return make_jobs(experiment, None, read_overrides(experiment, pairs))[0]
+
+
+def read_choices(experiment: Experiment, search: list[str], option: str = "--search") -> dict[str, list[Any]]:
+    """``["width=32,64"]`` as name → values."""
+    choices = {}
+    for pair in search:
+        name, equals, values = pair.partition("=")
+        if not equals or not values:
+            raise input_error(option, repr(pair), "name=a,b,c")
+        found = [read_value(experiment, name, value) for value in values.split(",")]
+        if name in ASIDE:  # runs are not named after it: all would have one name, in one folder
+            raise input_error(option, f"the parameter {name}", "a setting of the model or of its training")
+        if name in choices:
+            raise input_error(option, f"{name} twice", f"{name} once, with all its values: {name}=a,b,c")
+        choices[name] = found
+    return choices

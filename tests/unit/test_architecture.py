@@ -1,0 +1,71 @@
+"""The house: imports in one direction, every room known, the words of the field, one page per module."""
+
+from __future__ import annotations
+
+import pkgutil
+from pathlib import Path
+
+import pytest
+import yaml
+from importlinter.cli import lint_imports
+
+import itm_lab
+import itm_utils
+from itm_lab.publish.architecture import drawing, fragment, rooms, unlisted
+from itm_lab.publish.vocabulary import denied_words, read_vocabulary
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_imports_follow_the_contracts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(config_filename=str(ROOT / ".importlinter"), no_cache=True) == 0
+
+
+def test_every_room_is_drawn_and_none_imports_upwards() -> None:
+    assert unlisted(ROOT) == set()
+    found = rooms(ROOT)
+    order = [room.name for room in found]
+    shown = drawing(found)
+    for number, room in enumerate(found):
+        assert room.name.partition(".")[2] in shown
+        assert not set(room.imports) & set(order[:number]) - {"itm_utils.models"} or room.name.startswith("itm_utils")
+    assert "hand-written lines" in "\n".join(fragment(found))
+
+
+def test_no_module_finds_the_repository_by_climbing_from_its_own_file() -> None:
+    for package in ("itm_utils", "itm_lab"):
+        for path in (ROOT / package).rglob("*.py"):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                assert not ("__file__" in line and ("parents[" in line or ".parent.parent" in line)), path
+
+
+def test_no_denied_word_in_the_packages() -> None:
+    assert list(denied_words(ROOT)) == []
+
+
+def test_a_denied_word_is_found_and_its_replacement_named(tmp_path: Path) -> None:
+    for folder in read_vocabulary()["checked"]:
+        (tmp_path / folder).mkdir()
+    (tmp_path / "itm_utils/new.py").write_text("# a dearer pair\nfirst_look = 1\nclear = 2\n")
+    found = list(denied_words(tmp_path))
+    assert len(found) == 2
+    assert found[0].startswith("itm_utils/new.py:1:") and "expensive" in found[0]
+    assert found[1].startswith("itm_utils/new.py:2:") and "attention" in found[1]
+
+
+def test_every_module_of_the_library_has_a_page_of_reference() -> None:
+    names = [module.name for module in pkgutil.walk_packages(itm_utils.__path__, "itm_utils.") if not module.ispkg]
+    pages = {f"book/api/{name.removeprefix('itm_utils.').replace('.', '-')}" for name in names}
+    listed = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    chapters = [chapter for part in listed["parts"] for chapter in part["chapters"]]
+    (api,) = (chapter for chapter in chapters if chapter["file"] == "book/api/index")
+    assert {section["file"] for section in api["sections"]} == pages
+    for page, name in zip(sorted(pages), sorted(names), strict=True):
+        assert f".. automodule:: {name}\n" in (ROOT / f"{page}.md").read_text(encoding="utf-8").replace("-", "-")
+
+
+def test_versions_agree() -> None:
+    assert itm_utils.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f'version = "{itm_utils.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert itm_lab.__doc__
