@@ -581,7 +581,8 @@ def test_the_last_stage_has_the_loss_of_the_parameters() -> None:
 
 
 def variants(dataset: str) -> dict[str, dict]:
-    found = [one.values() for name, one in read_experiments(ROOT, "aoq").items() if name.startswith(f"aoq/{dataset}/")]
+    known = read_experiments(ROOT, "aoq").items()
+    found = [experiment.values() for name, experiment in known if name.startswith(f"aoq/{dataset}/")]
     return {given["variant"]: given for given in found}
 
 
