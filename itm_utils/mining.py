@@ -25,7 +25,7 @@ from itm_utils.data.batches import image_batch
 from itm_utils.data.offline import Drawn, OfflineLists, data_facts, draw_offline, read_lists, read_manifest, write_lists
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import ItmError, input_error
-from itm_utils.matcher import Encoded, Images, Matcher, Scores, Texts
+from itm_utils.matcher import ABSENT, Encoded, Images, Matcher, Scores, Texts
 from itm_utils.progress import bar
 from itm_utils.scoring import Captions, block_shape, evaluating, score_all, trim
 from itm_utils.training.checkpoints import check_same, fingerprint_of, read_checkpoint, write_checkpoint
@@ -51,7 +51,7 @@ def mine(
     budget: int = BUDGET,
     described: Mapping[str, Any] | None = None,
 ) -> OfflineLists:
-    """For each image its best wrong captions (by ``i2t``), for each caption its best wrong images (by ``t2i``).
+    """For each image its hardest negative captions (by ``i2t``), for each caption its hardest negative images (by ``t2i``).
 
     Called again after an interruption, it goes on, and the lists are the same byte for byte. Finished lists are read.
     Equal scores are ordered by number, the lower first.
@@ -96,9 +96,7 @@ def _check_lengths(split: PrecompSplit, texts: int, images: int) -> None:
             "images_per_text": split.n_images - 1}  # fmt: skip
     for (name, available), wanted in zip(most.items(), (texts, images), strict=True):
         if not 1 <= wanted <= available:
-            raise input_error(
-                name, str(wanted), f"1 to {available}: split {split.name} has no more wrong ones for each"
-            )
+            raise input_error(name, str(wanted), f"1 to {available}: split {split.name} has no more negatives for each")
 
 
 class _Mining:
@@ -120,11 +118,12 @@ class _Mining:
         """(i, h_t) and (c, h_i): both lists, from where the note stands to the end."""
         with evaluating(self.model):
             steps = self._steps()
-            shelf, images, done, saved = -1, None, self._resume(), time.monotonic()
+            images: Images = ABSENT
+            shelf, done, saved = -1, self._resume(), time.monotonic()
             for step in bar(range(done, len(steps)), "mine", "block", initial=done, total=len(steps)):
                 image, caption = steps[step]
                 if image.start != shelf:
-                    images = None  # forget one shelf before the next is filled
+                    images = ABSENT  # forget one shelf before the next is filled
                     shelf, images = image.start, Images.cat(self._encode_images(image))
                 self._compare(images, Texts.cat(self._encode_texts(caption)), image.start, caption.start)
                 if time.monotonic() - saved >= SAVE_EVERY and step + 1 < len(steps):
@@ -179,7 +178,7 @@ class _Mining:
         return score_all(self.model, images, texts, budget, progress=False, device=self.device)
 
     def _without_own(self, scores: Scores, here: slice, there: slice) -> Scores:
-        """The scores of a tile, right pairs below all others."""
+        """The scores of a tile, positive pairs below all others."""
         owner = self.owner[there]
         column = ((owner >= here.start) & (owner < here.stop)).nonzero()[:, 0]
         parts = [scores.i2t, scores.t2i] if scores.decoupled else [scores.i2t]

@@ -1,4 +1,4 @@
-"""Offline negatives: lists of hard wrong partners on disk, and how a batch draws from them.
+"""Offline hard negatives: candidate lists on disk, and how a batch draws from them.
 
 :mod:`itm_utils.mining` writes the lists. A folder of lists holds
 
@@ -28,7 +28,7 @@ FORMAT = "itm-offline-lists-1"
 FILES = ("texts", "images")
 MINE = "Mine lists for this data with `itm mine`, or give the folder of such lists."
 AGAIN = "Copy the folder again, or delete it and mine the lists again."
-REDRAWS = 100  # attempts at a wrong image and a wrong caption that do not belong together
+REDRAWS = 100  # attempts at a negative image and a negative caption that are no positive pair
 PER_IMAGE = 5  # captions of an image in the public data: tied sampling divides ranks by it
 
 
@@ -47,10 +47,9 @@ class OfflineLists:
 
     def __reduce__(self) -> tuple:
         # A worker process maps the files itself: pickling a map would send all it holds.
-        arrays = (self.texts, self.images)
-        if all(isinstance(array, np.memmap) for array in arrays):
-            return _map_again, (*(str(array.filename) for array in arrays), self.manifest)
-        return OfflineLists, (*arrays, self.manifest)
+        if isinstance(self.texts, np.memmap) and isinstance(self.images, np.memmap):
+            return _map_again, (str(self.texts.filename), str(self.images.filename), self.manifest)
+        return OfflineLists, (self.texts, self.images, self.manifest)
 
     @property
     def fingerprint(self) -> str:
@@ -107,7 +106,8 @@ def read_lists(folder: str | Path, split: PrecompSplit) -> OfflineLists:
         if _checksum(path.with_name(f"{name}.npy")) != manifest["files"][name]:
             expected = f"those that {path.name} describes"
             raise input_error(path.with_name(f"{name}.npy"), "other bytes than were mined", expected, AGAIN)
-    lists = OfflineLists(*arrays, manifest)
+    texts, images = arrays
+    lists = OfflineLists(texts, images, manifest)
     lists.check(split, path)
     return lists
 
@@ -136,7 +136,7 @@ def _checksum(path: Path) -> str:
 class Drawn(NamedTuple):
     """One offline negative of each kind for every pair of a batch, all (b,) int64.
 
-    texts: a wrong caption for the pair's image. images: a wrong image for its caption.
+    texts: a negative caption for the pair's image. images: a negative image for its caption.
     text_images: the true image of ``texts``. image_texts: a true caption of ``images``.
     """
 
@@ -161,8 +161,8 @@ def draw_offline(
     texts, images: use only the first so many entries of each list; all by default.
     sampling: how ranks are drawn.
 
-    * ``uniform``, the paper's: a rank of each list, independently. If the wrong image owns the wrong caption, the two
-      would be a right pair, and both are drawn again; after ``REDRAWS`` times the best image that does not own the
+    * ``uniform``, the paper's: a rank of each list, independently. If the negative image owns the negative caption, the
+      two are a positive pair, and both are drawn again; after ``REDRAWS`` times the best image that does not own the
       caption is taken.
     * ``normal``: the same with a bell over the ranks, its middle in the middle of the list, its standard deviation a
       sixth of the list. The paper tried a normal distribution, without saying which, to see less of the top of the
@@ -172,15 +172,15 @@ def draw_offline(
     """
     owner, captions = np.asarray(owner), np.asarray(captions)
     h_t, h_i = _used(lists.texts, texts, "texts"), _used(lists.images, images, "images")
-    wrong_texts = np.asarray(lists.texts[owner[captions], :h_t], dtype=np.int64)  # (b, h_t)
-    wrong_images = np.asarray(lists.images[captions, :h_i], dtype=np.int64)  # (b, h_i)
+    negative_texts = np.asarray(lists.texts[owner[captions], :h_t], dtype=np.int64)  # (b, h_t)
+    negative_images = np.asarray(lists.images[captions, :h_i], dtype=np.int64)  # (b, h_i)
     if sampling == "tied":
         if (needed := -(-h_t // PER_IMAGE)) > h_i:
             raise input_error("images", f"lists of {h_i}", f"at least {needed} for {h_t} captions when ranks are tied")
         row, rank = np.arange(len(captions)), generator.integers(h_t, size=len(captions))
-        t_off, i_off = wrong_texts[row, rank], wrong_images[row, rank // PER_IMAGE]
+        t_off, i_off = negative_texts[row, rank], negative_images[row, rank // PER_IMAGE]
     else:
-        t_off, i_off = _draw_apart(owner, captions, wrong_texts, wrong_images, generator, sampling)
+        t_off, i_off = _draw_apart(owner, captions, negative_texts, negative_images, generator, sampling)
     first, last = np.searchsorted(owner, i_off), np.searchsorted(owner, i_off, side="right")
     return Drawn(t_off, i_off, owner[t_off], first + generator.integers(last - first))
 
@@ -188,15 +188,15 @@ def draw_offline(
 def _draw_apart(
     owner: np.ndarray,
     captions: np.ndarray,
-    wrong_texts: np.ndarray,
-    wrong_images: np.ndarray,
+    negative_texts: np.ndarray,
+    negative_images: np.ndarray,
     generator: np.random.Generator,
     sampling: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(b,) captions of (b, h_t) and (b,) images of (b, h_i) that do not belong together."""
-    t_off, i_off = wrong_texts[:, 0].copy(), wrong_images[:, 0].copy()
+    t_off, i_off = negative_texts[:, 0].copy(), negative_images[:, 0].copy()
     kinds = [(kind, table, rank_chances(table.shape[1], sampling))
-             for kind, table in ((t_off, wrong_texts), (i_off, wrong_images))]  # fmt: skip
+             for kind, table in ((t_off, negative_texts), (i_off, negative_images))]  # fmt: skip
     again = np.arange(len(captions))
     for _ in range(REDRAWS):
         for drawn, table, chances in kinds:
@@ -204,12 +204,12 @@ def _draw_apart(
         again = again[owner[t_off[again]] == i_off[again]]
         if not len(again):
             return t_off, i_off
-    apart = wrong_images[again] != owner[t_off[again]][:, None]  # (left over, h_i)
+    apart = negative_images[again] != owner[t_off[again]][:, None]  # (left over, h_i)
     if not apart.any(axis=1).all():
         caption = int(captions[again[~apart.any(axis=1)]][0])
-        found = f"caption {caption} with one listed image, and no caption that is not of that image"
-        raise input_error("offline lists", found, "a wrong pair to draw", "Use longer lists of images.")
-    i_off[again] = wrong_images[again, apart.argmax(axis=1)]
+        found = f"caption {caption} with one candidate image, and no caption that is not of that image"
+        raise input_error("offline lists", found, "a negative pair to draw", "Use longer lists of images.")
+    i_off[again] = negative_images[again, apart.argmax(axis=1)]
     return t_off, i_off
 
 
@@ -227,7 +227,7 @@ def rank_chances(length: int, sampling: str) -> np.ndarray:
 
 def _used(table: np.ndarray, wanted: int | None, what: str) -> int:
     """How many entries of each list are used."""
-    wanted = table.shape[1] if wanted is None else wanted
-    if not 1 <= wanted <= table.shape[1]:
-        raise input_error(what, str(wanted), f"1 to {table.shape[1]}, the length of the lists")
-    return wanted
+    used: int = table.shape[1] if wanted is None else wanted
+    if not 1 <= used <= table.shape[1]:
+        raise input_error(what, str(used), f"1 to {table.shape[1]}, the length of the lists")
+    return used

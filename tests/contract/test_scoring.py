@@ -105,8 +105,6 @@ def test_trim_keeps_real_words_behind_masked_ones_and_leaves_whole_items_alone()
 def test_models_that_leave_something_out_say_so() -> None:
     with pytest.raises(ItmError, match="Matcher does not define score"):
         Matcher().score(Images(), Texts())
-    with pytest.raises(ItmError, match="no public implementation"):
-        Matcher.from_public({}, {})
 
 
 def test_a_tile_bounds_the_blocks_on_a_cpu(scored, monkeypatch: pytest.MonkeyPatch) -> None:
