@@ -28,7 +28,7 @@ class Group(TyperGroup):
 
 
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, help="Tools of the book.")
-app.add_typer(scenes, name="scenes", help="Build and show the embedded dataset.")
+app.add_typer(scenes, name="scenes", help="Build and show Scenes, the synthetic dataset.")
 notebooks = typer.Typer(no_args_is_help=True, help="Check, run and copy the chapters.")
 book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
 app.add_typer(notebooks, name="notebooks")
@@ -39,7 +39,7 @@ app.add_typer(photos)
 
 @app.command()
 def parity(
-    folder: Annotated[Path, typer.Argument(help="Golden cases, e.g. tests/golden.")],
+    folder: Annotated[Path, typer.Argument(help="Reference cases, e.g. tests/golden.")],
 ) -> None:
     """Compare our models with what the public implementations computed; fail beyond the tolerances."""
     from itm_lab.parity.reference_cases import run_folder
@@ -102,12 +102,12 @@ def mine(
     checkpoint: Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints.")],
     data: Annotated[str, typer.Option(help="The dataset folder it was trained on, or scenes.")],
     out: Annotated[Path, typer.Option(help="Where the lists go.")],
-    texts: Annotated[int, typer.Option(help="Wrong captions for each image.")] = 300,
-    images: Annotated[int, typer.Option(help="Wrong images for each caption.")] = 60,
-    part: Annotated[float, typer.Option(help="The run's train_fraction: the first pictures only.")] = 1.0,
+    texts: Annotated[int, typer.Option(help="Negative captions for each image.")] = 300,
+    images: Annotated[int, typer.Option(help="Negative images for each caption.")] = 60,
+    part: Annotated[float, typer.Option(help="The run's train_fraction: the first images only.")] = 1.0,
     megabytes: Annotated[int, typer.Option(min=1, help="Memory for encodings and scores.")] = 1024,
 ) -> None:
-    """List the hardest wrong captions and images of a training set. Called again, it goes on."""
+    """List the hardest negative captions and images of a training set. Called again, it goes on."""
     from itm_lab.experiments.mine import mine_checkpoint
 
     lists = mine_checkpoint(checkpoint, data, out, texts, images, part, megabytes)
@@ -219,7 +219,7 @@ def run(
     in_place: Annotated[bool, typer.Option("--in-place", help="Store the outputs in notebooks/.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Notebooks run at the same time.")] = 2,
 ) -> None:
-    """Run chapters on the embedded data; copies under _build/ are kept while nothing changes."""
+    """Run chapters on Scenes; copies under _build/ are kept while nothing changes."""
     from itm_lab.publish.execute import run_notebooks
 
     start = time.perf_counter()

@@ -474,7 +474,7 @@ def test_lists_in_which_all_belong_together() -> None:
     texts, generator = np.tile([5, 6, 7, 8, 9], (4, 1)), np.random.default_rng(0)
     drawn = draw_offline(given_lists(texts, np.tile([1, 3], (20, 1))), owner, captions, generator, "normal")
     assert set(drawn.images) == {3}
-    with pytest.raises(ItmError, match=r"found caption 0 with one listed image.*Use longer lists"):
+    with pytest.raises(ItmError, match=r"found caption 0 with one candidate image.*Use longer lists"):
         draw_offline(given_lists(texts, np.full((20, 1), 1)), owner, captions, generator)
 
 
