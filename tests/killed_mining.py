@@ -31,7 +31,7 @@ class Counting(Matcher):
     """
 
     def __init__(self, vocabulary_size: int, image_dim: int, kind: str = "product") -> None:
-        super().__init__(vocabulary_size=vocabulary_size, image_dim=image_dim, kind=kind)
+        super().__init__()
         generator = torch.Generator().manual_seed(3)
         table = torch.randint(-2, 3, (vocabulary_size, image_dim), generator=generator)
         self.table = torch.nn.Parameter(table.float())
