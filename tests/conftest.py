@@ -9,6 +9,7 @@ import pkgutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,17 +81,24 @@ def exported(kind: type | None = None) -> list:
     return found
 
 
-def small(matcher: type[Matcher], vocabulary_size: int, image_dim: int) -> Matcher:
-    """A matcher of a few units, built from the arguments that all of them share."""
+def whole_matchers() -> list[type[Matcher]]:
+    """Exported matchers that are built by their own constructor and are no base of another: the models of the book."""
+    found = [matcher for matcher in exported(Matcher) if matcher.__init__ is not Matcher.__init__]
+    return [matcher for matcher in found if not any(o is not matcher and issubclass(o, matcher) for o in found)]
+
+
+def small(matcher: type[Matcher], vocabulary_size: int, image_dim: int, **options: Any) -> Matcher:
+    """A matcher of a few units, built from the arguments that all of them share, and ``options`` of its own."""
     takes = inspect.signature(matcher).parameters
     reads_words = "vocabulary_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
     texts = {"vocabulary_size": vocabulary_size} if reads_words else {}
     texts |= {"token_dim": TOKEN_DIM} if "token_dim" in takes else {}
     if "intra" in takes:  # a model of two stages: sizes belong to the stages
         stage = {"token_dim": TOKEN_DIM, "width": 8, "heads": 2, "feed_forward": 8}
-        return matcher(image_dim=image_dim, intra=stage, inter=stage)
+        stages = {name: stage | options.pop(name, {}) for name in ("intra", "inter")}
+        return matcher(image_dim=image_dim, **stages, **options)
     heads = {"heads": 2} if "heads" in takes else {}
-    return matcher(image_dim=image_dim, width=8, **heads, **texts)
+    return matcher(image_dim=image_dim, **({"width": 8} | heads | texts | options))
 
 
 def listens_to_interrupts() -> None:
