@@ -204,7 +204,7 @@ def score_all_pairs(
             affinity.split([g.positions.numel() for g in rows]), rows, strict=True
         ):
             gram = group.vectors @ group.vectors.mT
-            tile_size = TILE.get(keys.local.device.type, 2**26)
+            tile_size = TILE.get(affinity.device.type) or 2**26
             step = max(1, tile_size // strip[: gram.shape[1]].numel())
             tiles = strip.unflatten(0, group.positions.shape).split(step)
             for tile, part in zip(tiles, gram.split(step), strict=True):
