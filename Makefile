@@ -78,7 +78,7 @@ serve: $(STAMP)  ## JupyterLab on the chapters
 export: $(STAMP)  ## write itm_utils/models/ from the chapters' exported cells
 	@$(BIN)/itm export
 
-reproduce: $(STAMP)  ## run the lab recipes again with their seeds, and compare with the committed receipts (hours)
+reproduce: $(STAMP)  ## run the lab experiments again with their seeds, and compare with the committed receipts (hours)
 	@$(BIN)/itm run --table lab/foundations --dry-run | tail -2
 	@ITM_PROGRESS=1 $(BIN)/itm run --table lab/foundations --receipts runs/reproduced
 

@@ -23,7 +23,7 @@ from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parent.parent
-RECIPE = "02_scan_scenes_t2i_avg"
+RECIPE = "scan/scenes/t2i_avg"
 SETTINGS = {"epochs": 12, "batch_size": 64, "learning_rate": 0.002, "width": 256, "word_dim": 128, "warmup_epochs": 2}
 DEV = 200
 

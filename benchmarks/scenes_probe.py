@@ -45,7 +45,7 @@ class MeanPool(Matcher):
     """Mean of the regions, mean of the words, one linear map each, cosine."""
 
     def __init__(self, regions: int, words: int) -> None:
-        super().__init__(regions=regions, words=words)
+        super().__init__()
         self.image = nn.Linear(regions, WIDTH)
         self.words = nn.Embedding(words, WIDTH)
 
@@ -65,7 +65,7 @@ class Attend(Matcher):
     """Words (read by a GRU) look at regions; the score is the mean cosine of a word and what it saw."""
 
     def __init__(self, regions: int, words: int) -> None:
-        super().__init__(regions=regions, words=words)
+        super().__init__()
         self.image = nn.Linear(regions, WIDTH)
         self.words = nn.Embedding(words, WIDTH)
         self.context = nn.GRU(WIDTH, WIDTH, batch_first=True, bidirectional=True)

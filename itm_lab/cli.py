@@ -28,7 +28,7 @@ class Group(TyperGroup):
 
 
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, help="Tools of the book.")
-app.add_typer(scenes, name="scenes", help="Build and show the embedded dataset.")
+app.add_typer(scenes, name="scenes", help="Build and show Scenes, the synthetic dataset.")
 notebooks = typer.Typer(no_args_is_help=True, help="Check, run and copy the chapters.")
 book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
 app.add_typer(notebooks, name="notebooks")
@@ -39,7 +39,7 @@ app.add_typer(photos)
 
 @app.command()
 def parity(
-    folder: Annotated[Path, typer.Argument(help="Golden cases, e.g. tests/golden.")],
+    folder: Annotated[Path, typer.Argument(help="Reference cases, e.g. tests/golden.")],
 ) -> None:
     """Compare our models with what the public implementations computed; fail beyond the tolerances."""
     from itm_lab.parity.reference_cases import run_folder
@@ -255,7 +255,7 @@ def run(
     in_place: Annotated[bool, typer.Option("--in-place", help="Store the outputs in notebooks/.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Notebooks run at the same time.")] = 2,
 ) -> None:
-    """Run chapters on the embedded data; copies under _build/ are kept while nothing changes."""
+    """Run chapters on Scenes; copies under _build/ are kept while nothing changes."""
     from itm_lab.publish.execute import run_notebooks
 
     start = time.perf_counter()

@@ -7,8 +7,9 @@ Axis letters, the same in every shape comment and einsum of the book:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -238,7 +239,7 @@ class Scores(TensorBatch):
 
 @dataclass
 class Attention(TensorBatch):
-    """Who looked at what, for matched pairs, inside the autograd graph.
+    """Attention weights of matched pairs, inside the autograd graph.
 
     weights: (b, q, k) what query q gives to key k; rows of real queries sum to 1 over real keys.
     queries: (b, q, d), keys: (b, k, d) the vectors that were compared.
@@ -283,10 +284,12 @@ class Matcher(nn.Module):
         for name, parameter in bound.signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 config |= config.pop(name, {})
+        # a caller may change its list or dictionary afterwards
+        config = {name: deepcopy(value) if isinstance(value, dict | list) else value for name, value in config.items()}
         matcher.__dict__["config"] = config
         return matcher
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
 
     def encode_images(self, batch: ImageBatch) -> Images:
@@ -306,7 +309,7 @@ class Matcher(nn.Module):
         raise ItmError(f"{type(self).__name__} does not define score_pairs")
 
     def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
-        """Attention of matched pairs by direction (``"t2i"``: words look at regions); empty if there is none."""
+        """Attention of matched pairs by direction (``"t2i"``: words attend to regions); empty if there is none."""
         return {}
 
     def extra_losses(self, images: Images, texts: Texts, batch: PairBatch) -> dict[str, Tensor]:
@@ -344,8 +347,3 @@ class Matcher(nn.Module):
         regions = 1 if images.local is None else images.local.shape[1]
         words = 1 if texts.local is None else texts.local.shape[1]
         return 4 * 6 * regions * words
-
-    @classmethod
-    def from_public(cls, state_dict: Mapping[str, Tensor], options: Mapping[str, Any]) -> Self:
-        """Build the model from a published checkpoint's weights and options."""
-        raise ItmError(f"{cls.__name__} has no public implementation to load from")

@@ -25,7 +25,7 @@ class Captions(Protocol):
 
     lengths: np.ndarray
 
-    def batch(self, captions: np.ndarray) -> TextBatch: ...
+    def batch(self, captions: np.ndarray, spans: bool = False) -> TextBatch: ...
 
 
 @contextmanager

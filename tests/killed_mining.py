@@ -20,18 +20,18 @@ from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.matcher import ImageBatch, Images, Matcher, Scores, TextBatch, Texts
 
-SETTINGS = {"texts_per_image": 20, "images_per_text": 6, "budget": 8192}  # three shelves, thirteen blocks
+SETTINGS = {"texts_per_image": 20, "images_per_text": 6, "budget": 8192}  # three blocks of images, thirteen of captions
 
 
 class Counting(Matcher):
     """Whole numbers throughout, so that no order of adding changes a score, and many scores are equal.
 
     kind: ``"product"`` of two vectors; ``"attention"``, every word with its best region; ``"decoupled"``, that for
-    pictures and every region with its best word for captions.
+    images and every region with its best word for captions.
     """
 
     def __init__(self, vocabulary_size: int, image_dim: int, kind: str = "product") -> None:
-        super().__init__(vocabulary_size=vocabulary_size, image_dim=image_dim, kind=kind)
+        super().__init__()
         generator = torch.Generator().manual_seed(3)
         table = torch.randint(-2, 3, (vocabulary_size, image_dim), generator=generator)
         self.table = torch.nn.Parameter(table.float())
@@ -63,7 +63,7 @@ def open_toy(data: Path, kind: str = "product") -> tuple:
 
 def main(data: Path, folder: Path, moments: list[str]) -> None:
     torch.set_num_threads(1)
-    scoring.BATCH, mining.BLOCK, mining.SAVE_EVERY = 16, 16, 0  # a note after every block
+    scoring.BATCH, mining.BLOCK, mining.SAVE_EVERY = 16, 16, 0  # a checkpoint after every block
     mining.TILE = 1
     for moment in moments:
         if not (child := os.fork()):

@@ -18,8 +18,8 @@ FIRST_NAME = 1_000_092_795  # file names are numbers in Flickr30K
 
 
 def write_small_book(root: Path) -> Path:
-    """A folder in which the recipes run as they stand: chapters and recipes are the book's, the data is made up."""
-    for name in ("_toc.yml", "book", "notebooks", "pyproject.toml", "recipes"):
+    """A folder in which the experiments run as they stand: chapters and settings are the book's, the data is made up."""
+    for name in ("_toc.yml", "book", "notebooks", "pyproject.toml", "experiments"):
         (root / name).symlink_to(ROOT / name)
     (root / "runs").mkdir()
     flickr = write_photos(root / "data/f30k_precomp", {"train": TRAIN, "dev": DEV, "test": TEST})

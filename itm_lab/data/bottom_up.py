@@ -164,14 +164,14 @@ class _Conversion:
             noted, facts = note["sources"], note["facts"]
             same = facts == self.facts and self.described[: len(noted)] == noted  # more files may follow
             progress = Progress.from_json(note["progress"], self.facts["rows"]) if same else None
-            if same and not progress.finished:
+            if progress is not None and not progress.finished:
                 self._open_maps()
         except (KeyError, TypeError, ValueError, OSError) as error:
             hint = f"Remove {self.staging} to begin anew."
             raise input_error(
                 self.staging, f"damaged files ({error})", "those of an unfinished conversion", hint
             ) from error
-        if not same:
+        if progress is None:
             hint = f"Give the same files and images, or remove {self.staging} to begin anew."
             raise input_error(self.staging, "an unfinished conversion of other files or images", "the same", hint)
         return progress

@@ -100,6 +100,7 @@ def _described(split: PrecompSplit, grounding: Grounding) -> list[CheckResult]:
     ]
     bare = np.flatnonzero(np.bincount(split.owner, weights=boxed, minlength=split.n_images) == 0)
     if len(bare):
+        assert split.ids is not None  # phrases are found by them
         findings.append(
             CheckResult(split.name, NOTE, f"{counted(len(bare), 'image')} without a box, first {split.ids[bare[0]]}")
         )
@@ -115,6 +116,7 @@ def _left_out(split: PrecompSplit, grounding: Grounding, folder: Path) -> Iterat
 
 def _first_beyond(split: PrecompSplit, folder: Path) -> str:
     """The first image with such a box. Counts do not say it, so the files are read again, up to that one."""
+    assert split.ids is not None  # phrases are found by them
     for name in split.ids:
         odd: Counter[str] = Counter()
         read_boxes(folder / "Annotations" / f"{Path(name).stem}.xml", None, odd)

@@ -29,8 +29,10 @@ def check_between(known: Known, splits: dict[str, PrecompSplit], contents: Conte
 
 
 def _shapes(splits: dict[str, PrecompSplit]) -> Iterator[CheckResult]:
-    """Numbers an image: a model that was trained on one split could not read another."""
-    first, *others = splits.values() or [None]
+    """Regions and feature width: a model that was trained on one split could not be applied to another."""
+    if not splits:
+        return
+    first, *others = splits.values()
     for other in others:
         if other.features.shape[1:] != first.features.shape[1:]:
             here, there = (" x ".join(f"{side:,}" for side in s.features.shape[1:]) for s in (other, first))

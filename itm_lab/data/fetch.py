@@ -166,7 +166,7 @@ def write_vocabulary(folder: Path, threshold: int = 4) -> Path:
 def kaggle_download() -> Download:
     """Downloads through ``kagglehub``, an optional package."""
     try:
-        import kagglehub
+        import kagglehub  # pyright: ignore[reportMissingImports] - an extra
     except ImportError as error:
         hint = f'Install it: pip install "itm-utils[data]" (or pip install kagglehub). {ACCOUNT}'
         raise input_error("kagglehub", "no such package", "it, to fetch from Kaggle", hint) from error

@@ -40,15 +40,14 @@ def align(captions: list[str], splits: Karpathy, split: str) -> Alignment:
     orders = [listed]
     if any(image.rest for image in listed):
         orders.append(sorted(listed, key=lambda image: image.rest))
-    best: Alignment | None = None
+    tried: list[Alignment] = []
     for order in orders:
         for most in (None, PER_IMAGE):
             found = _compare(captions, order, most)
             if found.line is None:
                 return found
-            if best is None or found.line > best.line:
-                best = found
-    return best
+            tried.append(found)
+    return max(tried, key=lambda found: found.line or 0)  # the first of equals
 
 
 def _compare(captions: list[str], images: list[KarpathyImage], most: int | None) -> Alignment:

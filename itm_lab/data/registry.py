@@ -47,7 +47,7 @@ class Known:
     def files(self) -> Iterator[str]:
         """What SCAN's package has of it, small files first: a wrong place shows before gigabytes have come."""
         for kind in ("caps.txt", "ids.txt", "ims.npy"):
-            yield from (f"{split}_{kind}" for split in reversed(self.images))
+            yield from (f"{split}_{kind}" for split in reversed([*self.images]))
 
     def remote(self, name: str) -> str:
         """Path of a file inside the Kaggle dataset."""

@@ -57,7 +57,7 @@ def scan_features(path: Path, repeat: int = 1) -> Scanned:
         found.not_finite += (start + np.flatnonzero(~finite)).tolist()
         found.zero += (start + np.flatnonzero(~flat.any(axis=1))).tolist()
         for row, numbers in enumerate(flat, start=start):
-            digest = hashlib.blake2b(np.ascontiguousarray(numbers), digest_size=16).digest()
+            digest = hashlib.blake2b(np.ascontiguousarray(numbers).data, digest_size=16).digest()
             content.update(digest)
             if row % repeat:
                 if digest != first:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -166,7 +167,7 @@ def audit(scores: Scores, owner: np.ndarray, judgements: Judgements, columns: np
     }
 
 
-def audit_ranking(scores: np.ndarray, own: np.ndarray, judged: np.ndarray, right: np.ndarray) -> dict[str, dict]:
+def audit_ranking(scores: np.ndarray, own: np.ndarray, judged: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     """One direction; all arrays (q, n), a query a row. Own pairs are right by the split, whatever the judges say.
 
     errors: of the wrong results among the first k, how many were judged, and how many of these are right.
@@ -176,7 +177,7 @@ def audit_ranking(scores: np.ndarray, own: np.ndarray, judged: np.ndarray, right
     order = np.argsort(-scores, axis=1, kind="stable")
     own, judged, right = (np.take_along_axis(flags, order, axis=1) for flags in (own, judged, right))
     right = right & judged & ~own
-    found: dict[str, dict] = {"errors": {}, "recall": {}}
+    found: dict[str, Any] = {"errors": {}, "recall": {}}
     for k in TOPS:
         wrong = ~own[:, :k]
         errors = share(int(right[:, :k].sum()), int((wrong & judged[:, :k]).sum()))
@@ -229,7 +230,7 @@ def above_chance(scores: np.ndarray, right: np.ndarray) -> float:
     return float((rights * (below + wrongs / 2)).sum() / (rights.sum() * wrongs.sum()))
 
 
-def audit_runs(split: PrecompSplit, folder: str | Path, runs: Mapping[str, Scores]) -> dict[str, dict]:
+def audit_runs(split: PrecompSplit, folder: str | Path, runs: Mapping[str, Scores]) -> dict[str, Any]:
     """The whole audit. runs: name → scores of the split."""
     judgements = read_judgements(folder, split)
     columns = np.flatnonzero(judgements["either"].judged.any(axis=0))

@@ -57,7 +57,7 @@ def paired_bootstrap(
     return Interval(difference, float(low), float(high))
 
 
-def seed_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+def seed_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
     """Mean over training seeds with Student's t interval: mean, low, high."""
     _check_level(level)
     runs = np.asarray(values, dtype=float)

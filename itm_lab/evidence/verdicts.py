@@ -61,7 +61,8 @@ def verdict_of(findings: Sequence[ComparisonResult]) -> str:
 
 def pearson_interval(x: Sequence[float], y: Sequence[float], level: float = 0.95, taken: int = 0) -> Interval:
     """Pearson's r with Fisher's interval. taken: degrees of freedom that were used up before, as by centring."""
-    r = float(stats.pearsonr(x, y).statistic)
+    found: Any = stats.pearsonr(x, y)  # scipy makes its attributes at run time
+    r = float(found.statistic)
     half = float(stats.norm.interval(level)[1]) / math.sqrt(len(x) - taken - 3)  # scipy's own knows no ``taken``
     z = math.atanh(max(-0.999999, min(0.999999, r)))
     return Interval(r, math.tanh(z - half), math.tanh(z + half))
@@ -87,7 +88,9 @@ def printed_findings(checks: Sequence[Mapping[str, Any]], papers: Mapping[str, A
                 minus = [[row] for row in _matching(others, rest | group)] if rest else [[]]
             for metric in metrics_of(check):
                 for taken in minus:
-                    if None not in (numbers := [_printed(row, metric) for row in plus + taken]):
+                    printed = [_printed(row, metric) for row in plus + taken]
+                    numbers = [number for number in printed if number is not None]
+                    if len(numbers) == len(printed):
                         value = round(sum(numbers[: len(plus)]) - sum(numbers[len(plus) :]), 6)
                         names = [" + ".join(map(row_name, side)) for side in (plus, taken) if side]
                         text = f"{_place(papers, check['at'])}, {metric}: {' − '.join(names)}"
@@ -108,7 +111,9 @@ def _metric(receipt: Mapping[str, Any], metric: str) -> float:
 
 
 def _printed(row: Mapping[str, Any], metric: str) -> float | None:
-    values = [row[name] if row.get(name) is not None else row.get(f"{name}_computed") for name in metric.split("-")]
+    values: list[Any] = [
+        row[name] if row.get(name) is not None else row.get(f"{name}_computed") for name in metric.split("-")
+    ]
     return None if None in values else values[0] - sum(values[1:])
 
 

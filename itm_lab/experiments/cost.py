@@ -3,7 +3,8 @@
 A chapter's ``build`` and ``stages`` say what is trained and by which objective; nothing is described a second time. The
 step runs on the CPU, on real tensors, in the widths of the experiment, for two small numbers of pairs b.
 :class:`OperationCounter` counts its operations. What is counted is done once per image or caption, or once per pair of
-the batch, so it is l·b + q·b²: two counts determine l and q, and with them the step of the real batch size. The bytes
+the batch, so it is l·b + q·b²: two counts determine l and q, and with them the step of the real batch size. (What is done
+once per step, as SGR multiplies two weights, is far below a thousandth.) The bytes
 that backward needs scale the same way. Encoding and scoring of a split are counted per image, per caption and per pair.
 """
 
@@ -361,10 +362,10 @@ def few_pairs(stage: Stage) -> tuple[int, ...]:
 
 def count_step(stage: Stage, batch: PairBatch) -> StepCount:
     """Operations of one training step forth and back, and the bytes that are kept between the two, weights aside."""
-    kept: dict[int, int] = {}
+    kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
     weights = list(stage.model.train().parameters())
@@ -374,7 +375,7 @@ def count_step(stage: Stage, batch: PairBatch) -> StepCount:
         torch.autograd.grad(loss, [weight for weight in weights if weight.requires_grad], allow_unused=True)
     for weight in weights:
         kept.pop(weight.untyped_storage()._cdata, None)
-    return StepCount(counter.operations, sum(kept.values()))
+    return StepCount(counter.operations, sum(storage.nbytes() for storage in kept.values()))
 
 
 def count_rates(model: Matcher, shape: Shape) -> Rates:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from itm_utils.errors import input_error
-from itm_utils.matcher import ImageBatch, Matcher, Scores, TextBatch
+from itm_utils.matcher import ABSENT, ImageBatch, Matcher, Scores, TextBatch
 from itm_utils.metrics.retrieval import Direction, evaluate_folds, five_captions_each, retrieval_ranks, summarise
 
 Arrays = Mapping[str, np.ndarray]
@@ -53,7 +53,7 @@ class Table:
 
     def add(self, kind: str, name: str, ours: Any, theirs: Any, relative: bool = False) -> None:
         ours, theirs = _numbers(ours), _numbers(theirs)
-        if theirs.shape == (*ours.shape, 1):  # a convolution over single positions is a linear map
+        if theirs.shape == (*ours.shape, 1):  # a convolution over single positions is a linear layer
             theirs = theirs[..., 0]
         if ours.shape != theirs.shape:
             raise input_error(self.case, f"{name} of shape {ours.shape}", f"shape {theirs.shape}")
@@ -69,9 +69,8 @@ class Table:
         return rows
 
 
-def our_name(names: Mapping[str, str] | type[Matcher], public: str) -> str:
+def our_name(names: Mapping[str, str], public: str) -> str:
     """Our name of a public parameter: the longest prefix that ``names`` maps is replaced."""
-    names = names if isinstance(names, Mapping) else names.PUBLIC_NAMES
     prefixes = [prefix for prefix in names if public == prefix or public.startswith(prefix + ".")]
     if not prefixes:
         raise input_error("public weights", f"the name {public}", "one that its adapter maps")
@@ -101,7 +100,7 @@ def batches(arrays: Arrays) -> tuple[ImageBatch, TextBatch]:
     regions = regions[:, None, :] if regions.dim() == 2 else regions
     mask = torch.ones(regions.shape[:2], dtype=torch.bool)
     lengths = torch.from_numpy(arrays["in.lengths"])
-    boxes = torch.from_numpy(arrays["in.boxes"]) if "in.boxes" in arrays else None
+    boxes = torch.from_numpy(arrays["in.boxes"]) if "in.boxes" in arrays else ABSENT
     images = ImageBatch(regions=regions, mask=mask, ids=torch.arange(len(regions)), boxes=boxes)
     captions = {"features": "in.text"} if "in.text" in arrays else {"words": "in.tokens"}
     tokens = {name: torch.from_numpy(arrays[key]) for name, key in captions.items()}
@@ -115,7 +114,7 @@ def all_scores(model: Matcher, arrays: Arrays) -> Scores:
 
 
 def compare_gradients(
-    table: Table, model: Matcher, arrays: Arrays, prefix: str, loss: Tensor, names: Mapping[str, str] | None = None
+    table: Table, model: Matcher, arrays: Arrays, prefix: str, loss: Tensor, names: Mapping[str, str]
 ) -> None:
     """Gradients of a loss, each relative to its largest entry, or to a hundredth of the largest of all.
 
@@ -127,7 +126,8 @@ def compare_gradients(
     expected = {key: array for key, array in arrays.items() if key.startswith(prefix)}
     floor = max(1e-6, 0.01 * max(np.abs(array).max() for array in expected.values()))
     for key, array in expected.items():
-        gradient = ours[our_name(names or type(model), key.removeprefix(prefix))].grad
+        gradient = ours[our_name(names, key.removeprefix(prefix))].grad
+        assert gradient is not None
         scale = max(float(np.abs(array).max()), floor)
         table.add("gradients", key, gradient / scale, array / scale)
 
@@ -144,14 +144,16 @@ def compare_metrics(table: Table, arrays: Arrays) -> None:
     prefix = "out.full_" if "out.full_i2t" in arrays else "out."
     _compare_ranks(table, sims, {key: arrays[prefix + key] for key in ("i2t", "t2i")}, "")
     if "out.i2t_ranks" in arrays:
-        ranks = retrieval_ranks(Scores.same(sims), five_captions_each(len(sims)))
+        ranks = retrieval_ranks(Scores.same(torch.from_numpy(sims)), five_captions_each(len(sims)))
         table.add("metrics", "out.i2t_ranks", ranks.i2t, arrays["out.i2t_ranks"])
         table.add("metrics", "out.t2i_ranks", ranks.t2i, arrays["out.t2i_ranks"])
     if "out.rsum" in arrays:
-        total = summarise(retrieval_ranks(Scores.same(sims), five_captions_each(len(sims))), "all").rsum
+        total = summarise(
+            retrieval_ranks(Scores.same(torch.from_numpy(sims)), five_captions_each(len(sims))), "all"
+        ).rsum
         table.add("metrics", "out.rsum", np.float32(total), arrays["out.rsum"])
     if "out.mean_i2t" in arrays:
-        mean = evaluate_folds(Scores.same(sims), five_captions_each(len(sims)))
+        mean = evaluate_folds(Scores.same(torch.from_numpy(sims)), five_captions_each(len(sims)))
         for key in ("i2t", "t2i"):
             table.add("metrics", f"out.mean_{key}", _five(getattr(mean, key)), arrays[f"out.mean_{key}"])
 
@@ -172,13 +174,13 @@ def recipe_matrix(arrays: Arrays, seed: int) -> np.ndarray:
 
 
 def _compare_ranks(table: Table, sims: np.ndarray, expected: Mapping[str, np.ndarray], where: str) -> None:
-    result = summarise(retrieval_ranks(Scores.same(sims), five_captions_each(len(sims))), "all")
+    result = summarise(retrieval_ranks(Scores.same(torch.from_numpy(sims)), five_captions_each(len(sims))), "all")
     for key in ("i2t", "t2i"):
         table.add("metrics", f"{where}{key}", _five(getattr(result, key)), expected[key])
 
 
 def _five(direction: Direction) -> np.ndarray:
-    """In float32, in which the golden numbers are stored: a difference of zero then means equal."""
+    """In float32, in which the reference values are stored: a difference of zero then means equal."""
     numbers = (direction.r1, direction.r5, direction.r10, direction.median_rank, direction.mean_rank)
     return np.array(numbers, dtype=np.float32)
 

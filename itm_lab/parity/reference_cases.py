@@ -72,9 +72,9 @@ def _one_name_each(arrays: Arrays, about: Mapping[str, Any]) -> Arrays:
     if "in.pair_cap" in known:
         known.setdefault("in.loss_caption_index", known["in.pair_cap"])
     if "margin" in about.get("options", {}):
-        known.setdefault("in.margin", np.float32(about["options"]["margin"]))
+        known.setdefault("in.margin", np.array(about["options"]["margin"], np.float32))
     if "probe_cap" in about.get("case", {}):  # the caption whose mid.probe_* values are stored
-        known.setdefault("in.probe_cap", np.int64(about["case"]["probe_cap"]))
+        known.setdefault("in.probe_cap", np.array(about["case"]["probe_cap"], np.int64))
     return known
 
 

@@ -26,7 +26,7 @@ def answer_query(opened: Opened, query: str, photos: Path | None, top: int, out:
     for place, (image, score, name) in enumerate(zip(found.numbers, found.scores, names, strict=True), start=1):
         caption = split.captions[int((split.owner == image).argmax())]
         yield f"{place:3}  {score:7.3f}  {name:{width}}  {caption}"
-    yield from _why_no_look(opened, gallery, int(found.numbers[0]), attention)
+    yield from _why_no_attention(opened, gallery, int(found.numbers[0]), attention)
     use_style()
     save_sheet(images_sheet(gallery, query, found, _drawable(gallery, int(found.numbers[0]), attention)), out)
     yield from (f"note: {note}" for note in gallery.notes)
@@ -43,7 +43,7 @@ def answer_image(opened: Opened, name: str, photos: Path | None, top: int, out: 
     for place, (caption, score) in enumerate(zip(found.numbers, found.scores, strict=True), start=1):
         yield f"{place:3}  {'●' if own[caption] else '○'}  {score:7.3f}  {split.captions[caption]}"
     yield f"● a caption of {gallery.name(image)}, which has {int(own.sum())}"
-    yield from _why_no_look(opened, gallery, image, attention)
+    yield from _why_no_attention(opened, gallery, image, attention)
     use_style()
     figure = captions_sheet(gallery, image, split.captions, own, found, _drawable(gallery, image, attention))
     save_sheet(figure, out)
@@ -54,10 +54,10 @@ def _drawable(gallery: Gallery, image: int, attention: WordAttention | None) -> 
     return attention if gallery.boxes(image) is not None else None
 
 
-def _why_no_look(opened: Opened, gallery: Gallery, image: int, attention: WordAttention | None) -> Iterator[str]:
+def _why_no_attention(opened: Opened, gallery: Gallery, image: int, attention: WordAttention | None) -> Iterator[str]:
     if attention is None:
-        yield f"note: {type(opened.model).__name__} has no word that looks at regions; the sheet shows the matches only"
+        yield f"note: {type(opened.model).__name__} has no attention of words to regions; the sheet shows the matches only"
         if isinstance(opened.model, InterPAM):
-            yield f"note: this is stage two of DCPA alone; give {opened.path.parents[1]} for the sum of both, which looks"
+            yield f"note: this is stage two of DCPA alone; give {opened.path.parents[1]} for the sum of both, which has attention"
     elif gallery.boxes(image) is None:
-        yield f"note: {opened.split.root} has no boxes, so the sheet cannot show where words looked"
+        yield f"note: {opened.split.root} has no boxes, so the sheet cannot show what words attend to"

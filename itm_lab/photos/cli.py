@@ -34,8 +34,8 @@ def features(
     made = extract(photos, captions, out, split_sizes, split_list, min_count)
     for line in summary(made.remarks, str(made.folder / SKIPPED)):
         typer.echo(line)
-    for split, (images, captions) in made.splits.items():
-        typer.echo(f"{split}: {counted(images, 'image')}, {counted(captions, 'caption')}")
+    for split, (n_images, n_captions) in made.splits.items():
+        typer.echo(f"{split}: {counted(n_images, 'image')}, {counted(n_captions, 'caption')}")
     state = "was whole already, kept" if made.kept else "made"
     typer.echo(f"{made.folder}: {state}; {made.words:,} words in the vocabulary")
 
@@ -43,8 +43,9 @@ def features(
 @app.command()
 def search(
     query: Annotated[str, typer.Argument(help='A sentence: "two dogs on a beach".')] = "",
-    data: Annotated[str, typer.Option(help="The dataset folder to search in, or scenes.")] = ...,
-    model: Annotated[Path, typer.Option(help="The folder of a run, or one of its checkpoints.")] = ...,
+    *,
+    data: Annotated[str, typer.Option(help="The dataset folder to search in, or scenes.")],
+    model: Annotated[Path, typer.Option(help="The folder of a run, or one of its checkpoints.")],
     image: Annotated[str, typer.Option(help="An image of the split instead: which captions fit it?")] = "",
     split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
     photos: Annotated[Path | None, typer.Option(help="The folder of the photographs, to show them.")] = None,

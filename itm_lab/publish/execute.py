@@ -82,7 +82,7 @@ class Run:
     def code_cells(self) -> int:
         return sum(cell.cell_type == "code" for cell in self.notebook.cells)
 
-    def execute(self, folder: Path, on_cell: Callable[[], None]) -> None:
+    def execute(self, folder: Path, on_cell: Callable[[], object]) -> None:
         """Run every cell. nbclient itself, not papermill: its hooks time each cell, and it adds no metadata."""
         from nbclient import NotebookClient
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def recalls(ledger: Ledger) -> Iterator[str]:
         yield f"{MARK} {variant} kept the weights of its warm-up in {seeds}: its own loss never did better on dev.\n"
 
 
-def never_better(variants: Mapping[tuple[str, str], list[Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
+def never_better(variants: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
     """Variants with runs whose loss never improved on the warm-up: what such a row shows is not its loss."""
     for (variant, _), runs in variants.items():
         if seeds := [str(run["seed"]) for run in runs if kept_warmup(run)]:
@@ -61,7 +61,7 @@ def kept_warmup(run: Mapping[str, Any]) -> bool:
     return chosen is not None and chosen["value"] <= run["parameters"]["warmup_epochs"]
 
 
-def drawing(variants: Mapping[str, list[Mapping[str, Any]]], known: list[float]) -> Iterator[str]:
+def drawing(variants: Mapping[str, Sequence[Mapping[str, Any]]], known: list[float]) -> Iterator[str]:
     """The rsum of every run, a line a variant, as an inline image that fits both themes. known: those of baselines."""
     values = {variant: [run["metrics"]["rsum"]["value"] for run in runs] for variant, runs in variants.items()}
     order = sorted(values, key=lambda variant: -np.mean(values[variant]))
@@ -91,7 +91,7 @@ def drawing(variants: Mapping[str, list[Mapping[str, Any]]], known: list[float])
     yield "that are learned. Dashed: the two baselines, which need no training.</figcaption>\n</figure>\n````\n"
 
 
-def variant_row(variant: str, chapter: str, runs: list[Mapping[str, Any]]) -> tuple[float, list[str]]:
+def variant_row(variant: str, chapter: str, runs: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
     """Mean rsum, by which rows are sorted, and the cells of a variant."""
     values = {name: [run["metrics"][name]["value"] for run in runs] for name in (*RECALLS, "rsum")}
     mean, rsum = float(np.mean(values["rsum"])), f"{np.mean(values['rsum']):.1f}"

@@ -245,7 +245,7 @@ def differences(variants: Mapping[tuple[str, str, str], Mapping[int, tuple[Path,
             one, other = (read_evidence(of[variant][shared[0]][0]) for variant in (first, second))
             drawn = paired_bootstrap(Ranks(one.i2t, one.t2i), Ranks(other.i2t, other.t2i), one.owner)
             disagree = 100 * np.mean((one.i2t < 1) != (other.i2t < 1))
-            seeds = paired_seeds(*values)
+            seeds = paired_seeds(values[0], values[1])
             rows.append([chapter, dataset, first, second, interval(seeds), interval(drawn), f"{disagree:.0f} %"])
     if rows:
         yield "The two best variants of each chapter, first minus second in rsum. Images: the models of the first shared seed.\n"

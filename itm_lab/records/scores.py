@@ -14,7 +14,14 @@ from itm_lab.records.receipts import Evidence, make_receipt, write_receipt
 from itm_utils.errors import input_error
 from itm_utils.files import atomic
 from itm_utils.matcher import Scores
-from itm_utils.metrics.retrieval import Retrieval, bootstrap_intervals, coco_protocol, fold_ranks, summarise_folds
+from itm_utils.metrics.retrieval import (
+    Ranks,
+    Retrieval,
+    bootstrap_intervals,
+    coco_protocol,
+    fold_ranks,
+    summarise_folds,
+)
 
 
 def save_scores(scores: Scores, owner: np.ndarray, folder: Path, more: Mapping[str, float], **about: Any) -> Retrieval:
@@ -25,10 +32,11 @@ def save_scores(scores: Scores, owner: np.ndarray, folder: Path, more: Mapping[s
     split = about["dataset"]["split"]
     for folds in (5, 1) if split == "testall" else (1,):
         evidence = Evidence.of(fold_ranks(scores, owner, folds), owner)
-        result = summarise_folds(evidence, owner, folds, scores.models)
+        ranks = Ranks(evidence.i2t, evidence.t2i)
+        result = summarise_folds(ranks, owner, folds, scores.models)
         if split == "testall" and len(scores.i2t) == 5000:
             result = coco_protocol(result, split)
-        spread = bootstrap_intervals(evidence, owner)
+        spread = bootstrap_intervals(ranks, owner)
         measured = {"metrics": result.as_dict() | dict(more), "intervals": spread, "evidence": evidence}
         receipt = make_receipt(**about, **measured, models=result.models, protocol=result.protocol)
         path = write_receipt(receipt, folder, evidence)

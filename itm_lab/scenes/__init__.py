@@ -1,4 +1,4 @@
-"""Scenes: a Scenes of toys, drawn, described and grounded.
+"""Scenes: a synthetic dataset of toys, drawn, described and grounded.
 
 ``scenes_folder()`` is a dataset in the precomputed format (built on first use), ``load_scenes(split)`` what only
 this dataset has: symbolic scenes, images, twins; ``oracle_matrix(split)`` which captions are true of which
@@ -7,7 +7,11 @@ images.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from itm_lab.scenes.build import Recipe, scenes_folder
+    from itm_lab.scenes.load import SceneSplit, load_scenes, oracle_matrix
 
 _HOME = {
     "Recipe": "build",

@@ -52,7 +52,8 @@ PLACE_WORDS = {
     "wall": ("in front of a wall", "by a brick wall"),
     "sky": ("in the sky", "among clouds"),
 }
-OPENINGS = ("", "", "", "there {be} ", "here {be} ", "an image of ", "we see ")
+# These words are the dataset: change one, and its fingerprint and every number change.
+OPENINGS = ("", "", "", "there {be} ", "here {be} ", "a picture of ", "we see ")
 JOINS = (" and ", " and ", " with ", " beside ")  # none of them claims a position
 
 CAPTIONS = 5

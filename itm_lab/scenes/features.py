@@ -142,7 +142,8 @@ def train(scenes: int = 2_000, epochs: int = 6, path: Path = WEIGHTS) -> dict[st
     order = torch.cat([torch.randperm(len(crops))[: steps // epochs * batch] for _ in range(epochs)])
     for rows in bar(order.split(batch), "training regions", "step"):
         names = namer(net(crops[rows].float() / 255.0, sizes[rows]))
-        loss = sum(F.cross_entropy(names[name], labels[name][rows], ignore_index=IGNORE) for name in labels)
+        terms = [F.cross_entropy(names[name], labels[name][rows], ignore_index=IGNORE) for name in labels]
+        loss = sum(terms[1:], terms[0])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -60,8 +60,9 @@ def load_scenes(split: str, recipe: Recipe | None = None) -> SceneSplit:
 
 def _caption(text: str, record: dict) -> Caption:
     phrases = tuple(
-        Phrase(phrase["text"], *phrase["chars"], tuple(phrase["objects"]), Ask(**phrase["asks"]))
+        Phrase(phrase["text"], start, end, tuple(phrase["objects"]), Ask(**phrase["asks"]))
         for phrase in record["phrases"]
+        for start, end in [phrase["chars"]]
     )
     asks = tuple(phrase.ask for phrase in phrases)
     return Caption(text, phrases, Claim(asks, record["relation"], record["place"]))

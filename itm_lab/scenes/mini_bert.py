@@ -8,6 +8,7 @@ dataset uses. ``itm scenes train-bert`` makes the shipped files again (a few min
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -17,6 +18,9 @@ from itm_lab.scenes.families import sample_split
 from itm_lab.scenes.world import Knobs
 from itm_utils.data.text_encoder import MINI_FOLDER
 from itm_utils.progress import bar
+
+if TYPE_CHECKING:
+    from transformers import BertForMaskedLM
 
 FOLDER = MINI_FOLDER
 BERT_SEED = 8_001  # generator seed of the captions it reads; no dataset uses it
@@ -87,7 +91,7 @@ def mask(ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def accuracy(model: torch.nn.Module, ids: Tensor) -> float:
+def accuracy(model: BertForMaskedLM, ids: Tensor) -> float:
     """Share of chosen tokens that the model names right."""
     torch.manual_seed(1)
     masked, labels = mask(ids, model.config.vocab_size)
@@ -95,7 +99,7 @@ def accuracy(model: torch.nn.Module, ids: Tensor) -> float:
     return (guesses == labels)[labels != -100].float().mean().item()
 
 
-def save(model: torch.nn.Module, folder: Path) -> None:
+def save(model: BertForMaskedLM, folder: Path) -> None:
     """The encoder in half precision, as ``transformers`` reads it: weights, config.json, tokenizer settings."""
     weights = {
         f"bert.{k}": v.half().contiguous() for k, v in model.bert.state_dict().items() if "position_ids" not in k

@@ -18,7 +18,7 @@ SMALLEST = 6  # pixels, width and height
 
 def propose(rng: PortableRandom, toys: np.ndarray, knobs: Knobs) -> np.ndarray:
     """(regions, 4) int64 proposals for an image whose toys have the tight boxes ``toys`` (n, 4)."""
-    found = [tuple(int(v) for v in box) for box in toys]
+    found = [(int(x1), int(y1), int(x2), int(y2)) for x1, y1, x2, y2 in toys]
     boxes = [_jitter(rng, box, 11) for box in found if not rng.chance(knobs.missed)]
     boxes = boxes[: knobs.regions]
     while len(boxes) < knobs.regions:

@@ -61,7 +61,7 @@ def family_figure(data: SceneSplit, members: list[int], captions: int = 1) -> Fi
     figure = new_figure(width, height)
     for column, k in enumerate(members):
         left, bottom = (column * side + 0.05) / width, 1 - (side + 0.17) / height
-        axes = figure.add_axes([left, bottom, (side - 0.1) / width, (side - 0.1) / height])
+        axes = figure.add_axes((left, bottom, (side - 0.1) / width, (side - 0.1) / height))
         show_picture(axes, data, k)
         axes.set_title(f"{column + 1} {ROLE_NAMES[data.scenes[k].role]}", loc="left", fontsize=8.5, color=INK, pad=4)
     marks = [1 - (columns - other - 0.3) * 0.26 / width for other in range(columns)]
@@ -88,7 +88,8 @@ def mark_truth(figure: Figure, x: float, y: float, true: bool) -> None:
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure on the book's paper, not tied to any window."""
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER, layout="none")
+    # matplotlib documents "none", and its annotation lacks it
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER, layout="none")  # pyright: ignore[reportArgumentType]
     FigureCanvasAgg(figure)  # texts are measured by the renderer that draws them
     return figure
 
@@ -137,7 +138,7 @@ def grounding_figure(data: SceneSplit, number: int, proposals: np.ndarray, capti
     """Three views of an image: one caption's phrases and boxes, the proposals, and the pixels as they are."""
     chosen = captions_of(data, number)[caption]
     figure = new_figure(8.1, 3.25)
-    views = [figure.add_axes([0.012 + k * 0.332, 0.125, 0.312, 0.79]) for k in range(3)]
+    views = [figure.add_axes((0.012 + k * 0.332, 0.125, 0.312, 0.79)) for k in range(3)]
     titles = ("phrases and their boxes", f"{len(proposals)} proposals", "the pixels, 96 × 96")
     for axes, title in zip(views, titles, strict=True):
         show_picture(axes, data, number, raw=axes is views[2])

@@ -14,7 +14,7 @@ from itm_utils.data.offline import Drawn, OfflineLists, draw_offline
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.data.vocabulary import Vocabulary, token_spans
 from itm_utils.errors import input_error
-from itm_utils.matcher import ImageBatch, OfflineNegatives, PairBatch, TextBatch, length_mask
+from itm_utils.matcher import ABSENT, ImageBatch, OfflineNegatives, PairBatch, TextBatch, length_mask
 
 
 class WordCaptions:
@@ -33,7 +33,7 @@ class WordCaptions:
         lengths = torch.from_numpy(self.lengths[captions])
         width = int(lengths.max())
         words = torch.zeros((len(captions), width), dtype=torch.int64)
-        covered = torch.zeros((len(captions), width, 2), dtype=torch.int64) if spans else None
+        covered = torch.zeros((len(captions), width, 2), dtype=torch.int64) if spans else ABSENT
         for row, caption in enumerate(captions):
             start, length = self.starts[caption], self.lengths[caption]
             words[row, :length] = torch.from_numpy(self.ids[start : start + length])
@@ -59,8 +59,8 @@ def image_batch(split: PrecompSplit, images: np.ndarray) -> ImageBatch:
         regions=regions,
         mask=torch.ones(regions.shape[:2], dtype=torch.bool),
         ids=torch.from_numpy(np.asarray(images, dtype=np.int64)),
-        boxes=None if boxes is None else torch.from_numpy(boxes),
-        sizes=None if split.sizes is None else torch.from_numpy(np.asarray(split.sizes)[images]),
+        boxes=ABSENT if boxes is None else torch.from_numpy(boxes),
+        sizes=ABSENT if split.sizes is None else torch.from_numpy(np.asarray(split.sizes)[images]),
     )
 
 
@@ -77,10 +77,10 @@ class PairDataset(Dataset):
     def __len__(self) -> int:
         return self.split.n_captions
 
-    def __getitem__(self, captions: int | list[int]) -> PairBatch:
+    def __getitem__(self, captions: int | list[int] | np.ndarray) -> PairBatch:
         """A whole batch at once: rows are read together, and padded once."""
-        captions = np.atleast_1d(captions)
-        return self.pairs(self.split.owner[captions], captions)
+        rows = np.atleast_1d(captions)
+        return self.pairs(self.split.owner[rows], rows)
 
     def __getitems__(self, captions: list[int]) -> PairBatch:
         """The name under which a DataLoader asks for a whole batch."""
@@ -120,9 +120,8 @@ class OfflinePairs(PairDataset):
         lists.check(split)
         self.draw(np.arange(1))  # settings with which nothing can be drawn are an error now, not in training
 
-    def __getitem__(self, captions: int | list[int]) -> PairBatch:
-        captions = np.atleast_1d(captions)
-        drawn = self.draw(captions)
+    def __getitem__(self, captions: int | list[int] | np.ndarray) -> PairBatch:
+        drawn = self.draw(np.atleast_1d(captions))
         first, second = self.pairs(drawn.images, drawn.texts), self.pairs(drawn.text_images, drawn.image_texts)
         return replace(super().__getitem__(captions), offline=OfflineNegatives(first, second))
 
@@ -175,7 +174,7 @@ def pair_loader(
     return DataLoader(
         dataset,
         batch_sampler=ResumableBatches(len(dataset), batch_size, seed),
-        collate_fn=_as_is,
+        collate_fn=_as_is,  # pyright: ignore[reportArgumentType] - a batch of __getitems__, not a list of items
         num_workers=num_workers,
         pin_memory=pin,
         # A generator of its own: else starting an epoch would draw from the model's dropout noise.

@@ -1,11 +1,11 @@
-"""Offline negatives: lists of hard wrong partners on disk, and how a batch draws from them.
+"""Offline hard negatives: lists on disk, and how a batch draws from them.
 
 :mod:`itm_utils.mining` writes the lists. A folder of lists holds
 
 ==================  ============================================================================
-``texts.npy``       (i, h_t) int32, for each image captions of other images, best first
-``images.npy``      (c, h_i) int32, for each caption images that are not its own, best first
-``manifest.json``   written last: which model scored which data, and a checksum of both files
+``texts.npy``       (i, h_t) int32, for each image captions of other images, hardest first
+``images.npy``      (c, h_i) int32, for each caption images that are not its own, hardest first
+``manifest.json``   written last: model, data, lengths, and a checksum of both files
 ==================  ============================================================================
 """
 
@@ -28,16 +28,16 @@ FORMAT = "itm-offline-lists-1"
 FILES = ("texts", "images")
 MINE = "Mine lists for this data with `itm mine`, or give the folder of such lists."
 AGAIN = "Copy the folder again, or delete it and mine the lists again."
-REDRAWS = 100  # attempts at a wrong image and a wrong caption that do not belong together
-PER_IMAGE = 5  # captions of an image in the public data: tied sampling divides ranks by it
+REDRAWS = 100  # attempts at an offline image and an offline caption that do not match
+PER_IMAGE = 5  # captions per image in the public data: tied sampling divides ranks by it
 
 
 @dataclass(frozen=True)
 class OfflineLists:
-    """Hard negatives of a training set.
+    """Offline hard negatives of a training set.
 
-    texts: (i, h_t) int32, memory-mapped: for each image captions of other images, best first.
-    images: (c, h_i) int32, memory-mapped: for each caption images that are not its own, best first.
+    texts: (i, h_t) int32, memory-mapped: for each image captions of other images, hardest first.
+    images: (c, h_i) int32, memory-mapped: for each caption images that are not its own, hardest first.
     manifest: model, data, lengths and checksums, as in ``manifest.json``.
     """
 
@@ -47,10 +47,9 @@ class OfflineLists:
 
     def __reduce__(self) -> tuple:
         # A worker process maps the files itself: pickling a map would send all it holds.
-        arrays = (self.texts, self.images)
-        if all(isinstance(array, np.memmap) for array in arrays):
-            return _map_again, (*(str(array.filename) for array in arrays), self.manifest)
-        return OfflineLists, (*arrays, self.manifest)
+        if isinstance(self.texts, np.memmap) and isinstance(self.images, np.memmap):
+            return _map_again, (str(self.texts.filename), str(self.images.filename), self.manifest)
+        return OfflineLists, (self.texts, self.images, self.manifest)
 
     @property
     def fingerprint(self) -> str:
@@ -58,7 +57,7 @@ class OfflineLists:
         return hashlib.sha256("".join(self.manifest["files"][name] for name in FILES).encode()).hexdigest()[:16]
 
     def check(self, split: PrecompSplit, where: str | Path = "offline lists") -> None:
-        """They are lists of this split."""
+        """Raise unless these are lists of this split."""
         for name, expected in data_facts(split).items():
             if (found := self.manifest["data"].get(name)) != expected:
                 whose = f"{name} {expected} as in {split.root.name}, split {split.name}"
@@ -81,7 +80,7 @@ def _map_again(texts: str, images: str, manifest: dict[str, Any]) -> OfflineList
 
 
 def data_facts(split: PrecompSplit) -> dict[str, Any]:
-    """What lists must share with a split. The folder's name is no part of it: data may be moved."""
+    """What lists must share with a split; not the folder's name: data may be moved."""
     known = split.identity()
     facts = {"split": known["split"], "fingerprint": known["fingerprint"]}
     return facts | {"images": split.n_images, "captions": split.n_captions}
@@ -99,7 +98,7 @@ def write_lists(folder: Path, texts: np.ndarray, images: np.ndarray, manifest: M
 
 
 def read_lists(folder: str | Path, split: PrecompSplit) -> OfflineLists:
-    """The lists of a folder; an error where they are not whole, or not of this split."""
+    """Read the lists of a folder; an error if they are damaged or of another split."""
     manifest, path = read_manifest(folder), Path(folder) / "manifest.json"
     arrays = []
     for name in FILES:
@@ -107,13 +106,14 @@ def read_lists(folder: str | Path, split: PrecompSplit) -> OfflineLists:
         if _checksum(path.with_name(f"{name}.npy")) != manifest["files"][name]:
             expected = f"those that {path.name} describes"
             raise input_error(path.with_name(f"{name}.npy"), "other bytes than were mined", expected, AGAIN)
-    lists = OfflineLists(*arrays, manifest)
+    texts, images = arrays
+    lists = OfflineLists(texts, images, manifest)
     lists.check(split, path)
     return lists
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """What a folder says of its lists."""
+    """Read the manifest of a folder of lists."""
     path = Path(folder) / "manifest.json"
     if not path.is_file():
         raise input_error(path, "no such file", "finished lists in this folder", MINE)
@@ -134,10 +134,10 @@ def _checksum(path: Path) -> str:
 
 
 class Drawn(NamedTuple):
-    """One offline negative of each kind for every pair of a batch, all (b,) int64.
+    """Offline negatives of a batch, one of each kind per pair, all (b,) int64.
 
-    texts: a wrong caption for the pair's image. images: a wrong image for its caption.
-    text_images: the true image of ``texts``. image_texts: a true caption of ``images``.
+    texts: a negative caption of the pair's image. images: a negative image of its caption.
+    text_images: the positive image of ``texts``. image_texts: a positive caption of ``images``.
     """
 
     texts: np.ndarray
@@ -155,66 +155,64 @@ def draw_offline(
     texts: int | None = None,
     images: int | None = None,
 ) -> Drawn:
-    """Offline negatives for the pairs of ``captions`` (b,) with their images.
+    """Draw offline negatives for the pairs of ``captions`` (b,) with their images.
 
     owner: (c,) image of each caption of the training set, in order.
     texts, images: use only the first so many entries of each list; all by default.
     sampling: how ranks are drawn.
 
-    * ``uniform``, the paper's: a rank of each list, independently. If the wrong image owns the wrong caption, the two
-      would be a right pair, and both are drawn again; after ``REDRAWS`` times the best image that does not own the
-      caption is taken.
-    * ``normal``: the same with a bell over the ranks, its middle in the middle of the list, its standard deviation a
-      sixth of the list. The paper tried a normal distribution, without saying which, to see less of the top of the
-      lists, where captions stand that are right and not marked so.
-    * ``tied``, the public code's: one rank n for both, the n-th caption and the (n div 5)-th image, and nothing is
-      drawn again.
+    * ``uniform``, the paper's: a rank of each list, independently. If image and caption are a positive pair, both are
+      drawn again; after ``REDRAWS`` times the hardest image that does not match the caption is taken.
+    * ``normal``: the same with a normal distribution over the ranks, its mean in the middle of the list, its standard
+      deviation a sixth of the list. The paper tried one, without saying which, to draw less from the top of the lists,
+      where false negatives are frequent.
+    * ``tied``, the public code's: one rank n for both, the n-th caption and the (n div 5)-th image, never drawn again.
     """
     owner, captions = np.asarray(owner), np.asarray(captions)
-    h_t, h_i = _used(lists.texts, texts, "texts"), _used(lists.images, images, "images")
-    wrong_texts = np.asarray(lists.texts[owner[captions], :h_t], dtype=np.int64)  # (b, h_t)
-    wrong_images = np.asarray(lists.images[captions, :h_i], dtype=np.int64)  # (b, h_i)
+    h_t, h_i = _list_length(lists.texts, texts, "texts"), _list_length(lists.images, images, "images")
+    hard_texts = np.asarray(lists.texts[owner[captions], :h_t], dtype=np.int64)  # (b, h_t)
+    hard_images = np.asarray(lists.images[captions, :h_i], dtype=np.int64)  # (b, h_i)
     if sampling == "tied":
         if (needed := -(-h_t // PER_IMAGE)) > h_i:
             raise input_error("images", f"lists of {h_i}", f"at least {needed} for {h_t} captions when ranks are tied")
         row, rank = np.arange(len(captions)), generator.integers(h_t, size=len(captions))
-        t_off, i_off = wrong_texts[row, rank], wrong_images[row, rank // PER_IMAGE]
+        t_off, i_off = hard_texts[row, rank], hard_images[row, rank // PER_IMAGE]
     else:
-        t_off, i_off = _draw_apart(owner, captions, wrong_texts, wrong_images, generator, sampling)
+        t_off, i_off = _draw_independently(owner, captions, hard_texts, hard_images, generator, sampling)
     first, last = np.searchsorted(owner, i_off), np.searchsorted(owner, i_off, side="right")
     return Drawn(t_off, i_off, owner[t_off], first + generator.integers(last - first))
 
 
-def _draw_apart(
+def _draw_independently(
     owner: np.ndarray,
     captions: np.ndarray,
-    wrong_texts: np.ndarray,
-    wrong_images: np.ndarray,
+    hard_texts: np.ndarray,
+    hard_images: np.ndarray,
     generator: np.random.Generator,
     sampling: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(b,) captions of (b, h_t) and (b,) images of (b, h_i) that do not belong together."""
-    t_off, i_off = wrong_texts[:, 0].copy(), wrong_images[:, 0].copy()
-    kinds = [(kind, table, rank_chances(table.shape[1], sampling))
-             for kind, table in ((t_off, wrong_texts), (i_off, wrong_images))]  # fmt: skip
+    """(b,) captions of (b, h_t) and (b,) images of (b, h_i) that do not match."""
+    t_off, i_off = hard_texts[:, 0].copy(), hard_images[:, 0].copy()
+    sides = [(drawn, table, rank_probabilities(table.shape[1], sampling))
+             for drawn, table in ((t_off, hard_texts), (i_off, hard_images))]  # fmt: skip
     again = np.arange(len(captions))
     for _ in range(REDRAWS):
-        for drawn, table, chances in kinds:
-            drawn[again] = table[again, generator.choice(len(chances), size=len(again), p=chances)]
+        for drawn, table, probabilities in sides:
+            drawn[again] = table[again, generator.choice(len(probabilities), size=len(again), p=probabilities)]
         again = again[owner[t_off[again]] == i_off[again]]
         if not len(again):
             return t_off, i_off
-    apart = wrong_images[again] != owner[t_off[again]][:, None]  # (left over, h_i)
-    if not apart.any(axis=1).all():
-        caption = int(captions[again[~apart.any(axis=1)]][0])
-        found = f"caption {caption} with one listed image, and no caption that is not of that image"
-        raise input_error("offline lists", found, "a wrong pair to draw", "Use longer lists of images.")
-    i_off[again] = wrong_images[again, apart.argmax(axis=1)]
+    negative = hard_images[again] != owner[t_off[again]][:, None]  # (remaining, h_i)
+    if not negative.any(axis=1).all():
+        caption = int(captions[again[~negative.any(axis=1)]][0])
+        found = f"caption {caption} with one offline image, and only captions of that image"
+        raise input_error("offline lists", found, "a negative pair to draw", "Use longer lists of images.")
+    i_off[again] = hard_images[again, negative.argmax(axis=1)]
     return t_off, i_off
 
 
-def rank_chances(length: int, sampling: str) -> np.ndarray:
-    """(length,) probability of each rank of a list, the best first."""
+def rank_probabilities(length: int, sampling: str) -> np.ndarray:
+    """(length,) probability of each rank of a list, hardest first."""
     rank = np.arange(length)
     weights = {
         "uniform": np.ones(length),
@@ -225,9 +223,9 @@ def rank_chances(length: int, sampling: str) -> np.ndarray:
     return weights[sampling] / weights[sampling].sum()
 
 
-def _used(table: np.ndarray, wanted: int | None, what: str) -> int:
+def _list_length(table: np.ndarray, wanted: int | None, what: str) -> int:
     """How many entries of each list are used."""
-    wanted = table.shape[1] if wanted is None else wanted
-    if not 1 <= wanted <= table.shape[1]:
-        raise input_error(what, str(wanted), f"1 to {table.shape[1]}, the length of the lists")
-    return wanted
+    used: int = table.shape[1] if wanted is None else wanted
+    if not 1 <= used <= table.shape[1]:
+        raise input_error(what, str(used), f"1 to {table.shape[1]}, the length of the lists")
+    return used

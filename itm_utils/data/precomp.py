@@ -24,6 +24,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class FeatureFile:
         return values
 
 
-def load_array(path: Path, mmap_mode: str | None = None) -> np.ndarray:
+def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
     """``np.load`` with one clear error for everything that can be wrong with a download."""
     check_file(path, "a .npy file of the precomputed format")
     try:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ import torch
 from itm_utils.cache import ensure_folder, read_manifest
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import input_error
-from itm_utils.matcher import TextBatch
+from itm_utils.matcher import ABSENT, TextBatch
 from itm_utils.progress import bar
 
 MINI = "scenes-mini"
@@ -38,12 +38,12 @@ class TextEncoder:
     @property
     def width(self) -> int:
         """Numbers in one layer's state of a token."""
-        return self.model.config.hidden_size
+        return cast(Any, self.model.config).hidden_size
 
     @property
     def longest(self) -> int:
         """Tokens that the model's position table has room for."""
-        return self.model.config.max_position_embeddings
+        return cast(Any, self.model.config).max_position_embeddings
 
 
 def load_text_encoder(name: str | Path = MINI) -> TextEncoder:
@@ -140,9 +140,9 @@ class BertCaptions:
     @property
     def states(self) -> np.ndarray:
         """(tokens, d) float16, memory-mapped."""
-        if self._states is None:
-            self._states = np.load(self.folder / "states.npy", mmap_mode="r")
-        return self._states
+        if (states := self._states) is None:
+            states = self._states = np.load(self.folder / "states.npy", mmap_mode="r")
+        return states
 
     @property
     def feature_dim(self) -> int:
@@ -170,7 +170,7 @@ class BertCaptions:
             ids=torch.from_numpy(captions),
             features=torch.from_numpy(features),
             special=torch.from_numpy(special),
-            spans=torch.from_numpy(covered) if spans else None,
+            spans=torch.from_numpy(covered) if spans else ABSENT,
         )
 
 

@@ -14,7 +14,7 @@ before it. Without ties the numbers are those of ``eccv_caption``, whose version
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +42,7 @@ class Judged:
     pair_candidate: np.ndarray
 
     @classmethod
-    def of(cls, right: Mapping[int, Iterable[int]], position: Mapping[int, int] | None = None) -> Judged:
+    def of(cls, right: Mapping[int, Collection[int]], position: Mapping[int, int] | None = None) -> Judged:
         """From query position → right candidates: positions, or ids that ``position`` translates.
 
         A query for which nothing is right has no place in a mean and is left out.

@@ -179,9 +179,11 @@ def ensemble(parts: list[Scores]) -> Scores:
     if len(shapes) != 1:
         raise input_error("ensemble", f"matrices of shapes {sorted(shapes)}", "one shape")
     models = sum(part.models for part in parts)
-    i2t = sum(part.i2t for part in parts) / len(parts)
-    decoupled = any(part.decoupled for part in parts)
-    return Scores(i2t=i2t, t2i=sum(part.t2i for part in parts) / len(parts) if decoupled else i2t, models=models)
+    first, *others = parts
+    i2t = sum((part.i2t for part in others), first.i2t) / len(parts)
+    if not any(part.decoupled for part in parts):
+        return Scores(i2t=i2t, t2i=i2t, models=models)
+    return Scores(i2t=i2t, t2i=sum((part.t2i for part in others), first.t2i) / len(parts), models=models)
 
 
 def bootstrap_intervals(
@@ -194,7 +196,8 @@ def bootstrap_intervals(
     """
     tail = 100 * (1 - level) / 2
     resampled = resampled_recalls(ranks, owner, samples, seed)
-    return {name: tuple(float(q) for q in np.percentile(v, (tail, 100 - tail))) for name, v in resampled.items()}
+    ends = {name: np.percentile(values, (tail, 100 - tail)) for name, values in resampled.items()}
+    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
 def resampled_recalls(ranks: Ranks, owner: np.ndarray, samples: int, seed: int) -> dict[str, np.ndarray]:

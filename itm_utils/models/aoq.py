@@ -177,7 +177,7 @@ class OfflineScores(NamedTuple):
     caption: Tensor  # the image with its offline caption, i2t
     image: Tensor  # the caption with its offline image, t2i
     first: Tensor | None = None  # offline image with offline caption, i2t
-    second: Tensor | None = None  # image of the one with a caption of the other, t2i
+    second: Tensor | None = None  # image of ``caption``, caption of ``image``, t2i
 
 
 def gather_scores(

@@ -21,7 +21,9 @@ from itm_utils.training import Objective, Stage, train_config
 def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
     """Cosine along the last axis, with the epsilon of SCAN's public code."""
     # F.cosine_similarity divides by each norm apart, and differs in the last digit
-    return (x * y).sum(dim=-1) / (vector_norm(x) * vector_norm(y))[..., 0].clamp_min(EPS)
+    return (x * y).sum(dim=-1) / (vector_norm(x) * vector_norm(y))[..., 0].clamp_min(
+        EPS
+    )
 
 
 # cell attend

@@ -4,7 +4,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +164,8 @@ class PairTextCNN(TextCNN):
         pooled = []
         for window, conv in enumerate(self.convs, start=1):
             positions = tokens.shape[1] - window + 1
-            taps = conv.weight.unbind(dim=2)  # window times (channels, d)
+            weight, bias = cast(Tensor, conv.weight), cast(Tensor, conv.bias)
+            taps = weight.unbind(dim=2)  # window times (channels, d)
             responses = sum(
                 tokens[:, start : start + positions] @ tap.T
                 for start, tap in enumerate(taps)
@@ -172,7 +173,7 @@ class PairTextCNN(TextCNN):
             inside = (lengths - window + 1).clamp(min=1)  # (b, 1)
             outside = torch.arange(positions, device=mask.device) >= inside
             responses = responses + torch.where(outside, -math.inf, 0.0)[..., None]
-            pooled.append((responses.amax(dim=1) + conv.bias).relu())
+            pooled.append((responses.amax(dim=1) + bias).relu())
         return torch.cat(pooled, dim=1)
 
 
@@ -485,7 +486,8 @@ def score_selected(
     if len(chunks) == 1:
         return Scores(*score_chunk(chunks[0]))
     parts = [checkpoint(score_chunk, chunk, use_reentrant=False) for chunk in chunks]
-    return Scores(*(torch.cat(direction) for direction in zip(*parts, strict=True)))
+    i2t, t2i = (torch.cat(direction) for direction in zip(*parts, strict=True))
+    return Scores(i2t, t2i)
 
 
 # cell hinges

@@ -204,9 +204,8 @@ def score_all_pairs(
             affinity.split([g.positions.numel() for g in rows]), rows, strict=True
         ):
             gram = group.vectors @ group.vectors.mT
-            step = max(
-                1, TILE.get(strip.device.type, 2**26) // strip[: gram.shape[1]].numel()
-            )
+            tile_size = TILE.get(affinity.device.type) or 2**26
+            step = max(1, tile_size // strip[: gram.shape[1]].numel())
             tiles = strip.unflatten(0, group.positions.shape).split(step)
             for tile, part in zip(tiles, gram.split(step), strict=True):
                 scores.append(pair_score(tile, part, query_norm, shapes))
@@ -284,9 +283,9 @@ def region_layer(image_dim: int, width: int, weight_norm: bool) -> nn.Linear:
     """Linear projection of regions, initialised as in the public code."""
     linear = nn.Linear(image_dim, width)
     if weight_norm:
-        return parametrizations.weight_norm(
-            linear, dim=None
-        )  # one scale for the matrix
+        # one scale for the matrix; torch documents None, and annotates int
+        parametrizations.weight_norm(linear, dim=None)  # pyright: ignore[reportArgumentType]
+        return linear
     bound = math.sqrt(6 / (image_dim + width))
     nn.init.uniform_(linear.weight, -bound, bound)
     nn.init.zeros_(linear.bias)
@@ -350,10 +349,11 @@ class RegionsAndWords(Matcher):
 
 # cell one-looks
 class CrossAttention(RegionsAndWords):
-    """One side attends to the other.
+    """One side attends to the other; a subclass sets how."""
 
-    A subclass sets ``direction``, ``pair_score`` and ``attend``.
-    """
+    direction: str  # t2i: words attend to regions, i2t: regions to words
+    attend: Callable[..., Tensor]  # see pair_attention
+    pair_score: Callable[..., Tensor]  # see score_all_pairs
 
     def keys_and_queries(self, images: Images, texts: Texts) -> tuple[Encoded, Encoded]:
         """The side that is attended to, and the side that attends."""

@@ -2,9 +2,9 @@
 
 """What notebooks/07_sgraf.ipynb exports."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +101,7 @@ class SelfAttentionPool(nn.Module):
     def weights(self, x: Tensor, mask: Tensor) -> Tensor:
         """Attention weights (n, k) over the real entries of x (n, k, d)."""
         local, mean = self.local_proj(x), self.mean_proj(masked_mean(x, mask))
-        if self.local_norm is not None:
+        if self.local_norm is not None and self.mean_norm is not None:
             local = self.local_norm(local, mask)
             mean = self.mean_norm.normalize_rows(mean)
         local, mean = self.dropout(local.tanh()), self.dropout(mean.tanh())
@@ -120,6 +120,11 @@ class GateBatchNorm(MaskedBatchNorm):
     per_caption: use the statistics of each caption alone, and update the running ones
     once per caption in their order, as a loop over captions does.
     """
+
+    momentum: float  # not None, nor are the running statistics
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
 
     def __init__(self, per_caption: bool) -> None:
         super().__init__(1)
@@ -238,11 +243,12 @@ class SGR(nn.Module):
         self, batches: Iterable[NodeBatch]
     ) -> Iterator[tuple[NodeBatch, Tensor]]:
         """Yield each batch with one vector per pair, (m, n, s)."""
-        fused = [step.fused_projections() for step in self.steps]  # not per batch
+        steps = cast(Sequence[GraphReasoningStep], self.steps)
+        fused = [step.fused_projections() for step in steps]  # not per batch
         for batch in batches:
             nodes = batch.nodes
-            for number, step in enumerate(self.steps, start=1):
-                last = number == len(self.steps)
+            for number, step in enumerate(steps, start=1):
+                last = number == len(steps)
                 queries = nodes[..., :1, :] if last else nodes  # only the first is read
                 nodes = step(queries, nodes, fused[number - 1])
             yield batch, nodes[..., 0, :]
@@ -302,7 +308,7 @@ def pack_captions(texts: Texts, captions: Tensor) -> PackedCaptions:
     """Pack the given captions without padding."""
     groups = pack(texts[captions])
     words = [group.vectors.transpose(0, 1).flatten(0, 1) for group in groups]
-    shapes = [tuple(reversed(group.positions.shape)) for group in groups]
+    shapes = [(w, n) for n, w in (group.positions.shape for group in groups)]
     index = [captions[group.index] for group in groups]
     return PackedCaptions(index, torch.cat(words), shapes)
 
@@ -474,7 +480,7 @@ def saf_by_definition(nodes: Tensor, saf: SAF) -> Tensor:
 
 def sgr_by_definition(nodes: Tensor, sgr: SGR) -> Tensor:
     """Reference of SGR: every node (i, k, s) is updated in every step."""
-    for step in sgr.steps:
+    for step in cast(Sequence[GraphReasoningStep], sgr.steps):
         edges = (step.q_proj(nodes) @ step.k_proj(nodes).mT).softmax(dim=-1)
         nodes = step.out_proj(edges @ nodes).relu()  # edges (i, k, k)
     return nodes[:, 0]
@@ -482,7 +488,7 @@ def sgr_by_definition(nodes: Tensor, sgr: SGR) -> Tensor:
 
 def score_by_loop(model: SGRAF, images: Images, texts: Texts) -> Tensor:
     """Reference scores (i, c), one caption at a time; all regions must be real."""
-    similarity, saf = model.similarity, isinstance(model.head, SAF)
+    similarity, head = model.similarity, model.head
     columns = []
     for words, mask, pooled in zip(texts.local, texts.mask, texts.pooled, strict=True):
         repeated = words[mask].expand(len(images), -1, -1)  # (i, w, d)
@@ -496,6 +502,9 @@ def score_by_loop(model: SGRAF, images: Images, texts: Texts) -> Tensor:
         )
         whole = similarity_vector(images.pooled, pooled, similarity.global_proj)
         nodes = torch.cat([whole[:, None], local], dim=1)  # (i, 1 + w, s)
-        summary = saf_by_definition if saf else sgr_by_definition
-        columns.append(model.score_proj(summary(nodes, model.head)).sigmoid())
+        if isinstance(head, SAF):
+            vector = saf_by_definition(nodes, head)
+        else:
+            vector = sgr_by_definition(nodes, head)
+        columns.append(model.score_proj(vector).sigmoid())
     return torch.cat(columns, dim=1)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -64,7 +64,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise input_error(path, f"no safetensors file ({error})", "a checkpoint of this book") from error
     if metadata.get("format") != FORMAT:
         raise input_error(
-            path, f"format {metadata.get('format')}", f"{FORMAT}", "Published weights load with from_public."
+            path,
+            f"format {metadata.get('format')}",
+            f"{FORMAT}",
+            "`itm eval` and itm_lab.parity.adapters load published weights.",
         )
     try:
         info = json.loads(metadata.get("info", ""))
@@ -75,7 +78,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(tensors, info)
 
 
-def model_info(model: Matcher, provenance: Mapping[str, str] | None) -> dict[str, Any]:
+def model_info(model: Matcher, provenance: Mapping[str, Any] | None) -> dict[str, Any]:
     """What must agree before weights are loaded: the class, its arguments and, if given, where the data came from."""
     data = {} if provenance is None else {"provenance": dict(provenance)}
     return {"model": type(model).__name__, "config": model.config} | data
@@ -90,13 +93,13 @@ def fingerprint_of(model: Matcher) -> str:
     return digest.hexdigest()[:16]
 
 
-def save_model(path: Path, model: Matcher, provenance: Mapping[str, str], **more: Any) -> None:
+def save_model(path: Path, model: Matcher, provenance: Mapping[str, Any], **more: Any) -> None:
     """Weights only, with what is needed to build the model again."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     write_checkpoint(path, tensors, model_info(model, provenance) | more)
 
 
-def load_model(path: Path, model: Matcher, provenance: Mapping[str, str] | None = None) -> dict[str, Any]:
+def load_model(path: Path, model: Matcher, provenance: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Load weights into ``model``; refuse those of another model or of other data. Returns the file's JSON."""
     checkpoint = read_checkpoint(path)
     check_same(path, checkpoint.info, model_info(model, provenance))
@@ -148,7 +151,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) 
 
 def rng_tensors(device: torch.device) -> dict[str, Tensor]:
     """The state of every generator that training on ``device`` may draw from."""
-    _, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 - the global generator is what needs saving
+    _, keys, position, has_gauss, gauss = cast(tuple, np.random.get_state())  # noqa: NPY002 - the global generator is what needs saving
     version, words, next_gauss = random.getstate()
     states = {"torch": torch.get_rng_state(), "numpy": torch.tensor([position, has_gauss, *keys.tolist()])}
     states["python"] = torch.tensor([version, next_gauss is not None, *words])

@@ -18,7 +18,7 @@ from accelerate.utils import set_seed
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
-from itm_utils.data.batches import PairDataset, pair_loader
+from itm_utils.data.batches import PairDataset, ResumableBatches, pair_loader
 from itm_utils.errors import ItmError, input_error
 from itm_utils.files import write_text
 from itm_utils.matcher import Matcher, PairBatch
@@ -62,7 +62,7 @@ def train(
     config: TrainConfig,
     run_dir: str | Path,
     validate: Validation | None = None,
-    provenance: Mapping[str, str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Train ``model`` in place; called again with the same arguments it goes on from the last checkpoint.
 
@@ -87,6 +87,11 @@ def train(
 class _Run:
     """The state of one training run."""
 
+    objective: Objective
+    best: dict[str, float]
+    best_weights: dict[str, Tensor]
+    log: list[dict[str, Any]]
+
     def __init__(
         self,
         model: Matcher,
@@ -95,7 +100,7 @@ class _Run:
         config: TrainConfig,
         folder: Path,
         validate: Validation | None,
-        provenance: dict[str, str],
+        provenance: dict[str, Any],
     ) -> None:
         if isinstance(objective, nn.Module) and any(True for _ in objective.parameters()):
             raise input_error("objective", "weights of its own", "none: what is trained belongs to the model")
@@ -110,6 +115,7 @@ class _Run:
         self.accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=precision)
         self.main = self.accelerator.is_main_process
         loader = pair_loader(data, config.batch_size, config.seed, config.num_workers, pin=self.device.type == "cuda")
+        assert isinstance(loader.batch_sampler, ResumableBatches)
         self.sampler = loader.batch_sampler
         self.steps_per_epoch = len(self.sampler) // self.accelerator.num_processes
         if self.steps_per_epoch == 0:
@@ -121,7 +127,7 @@ class _Run:
         self.forward, self.optimizer, self.loader = self.accelerator.prepare(_Step(model, objective), optimizer, loader)
 
     def _lock_run_dir(self) -> AbstractContextManager:
-        """One run a folder. The lock falls with the process, however it ends."""
+        """Lock the run directory until the process exits."""
         if not self.main:
             return nullcontext()
         try:
@@ -190,6 +196,7 @@ class _Run:
         self.optimizer.zero_grad()
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(self.trained, self.config.clip_norm or math.inf)
+        assert norm is not None  # DeepSpeed's is: it clips by itself
         if not torch.isfinite(norm):
             found = f"{norm.item()} at step {self.step}"
             raise input_error("gradient", found, "finite numbers", "Weights were not changed.")
@@ -202,12 +209,12 @@ class _Run:
         self._write_log(record)
         every = self.config.validate_every or self.steps_per_epoch
         if self.validate is not None and (self.step % every == 0 or self.step == self.total_steps):
-            self._validate()
+            self._validate(self.validate)
         if self.step % self.config.checkpoint_every == 0 or self.step == self.total_steps:
             self._save()
 
-    def _validate(self) -> None:
-        metrics = {name: float(value) for name, value in self.validate(self.model).items()}
+    def _validate(self, validate: Validation) -> None:
+        metrics = {name: float(value) for name, value in validate(self.model).items()}
         if self.config.select not in metrics:
             raise input_error("select", repr(self.config.select), f"one of {', '.join(metrics)}")
         self._write_log({"step": self.step, **{f"val_{name}": value for name, value in metrics.items()}})
@@ -281,7 +288,7 @@ class _Run:
 
 @contextmanager
 def compiled_scores(model: Matcher, wanted: bool) -> Iterator[None]:
-    """A while in which all that is done pair by pair goes through ``torch.compile``, for any number of pairs and words.
+    """Temporarily compile the pairwise scoring methods, for any number of pairs and words.
 
     Not for good: a copy of the model would call the compiled methods of the original.
     """
@@ -295,7 +302,7 @@ def compiled_scores(model: Matcher, wanted: bool) -> Iterator[None]:
             delattr(model, name)
 
 
-def _described(objective: Objective) -> dict[str, Any]:
+def _described(objective: Callable[..., Any]) -> dict[str, Any]:
     """Name and plain settings of an objective, those of its config dataclass included; names with an underscore are not."""
     if hasattr(objective, "set_epoch"):
         objective.set_epoch(0)  # as it was before any training

@@ -1,4 +1,4 @@
-"""The way of a GPU user, on a small Flickr30K and a small COCO: from recipe to receipt to a row beside the paper's.
+"""The way of a GPU user, on a small Flickr30K and a small COCO: from experiment to receipt to a row beside the paper's.
 
 Models are those of the papers, in their widths; what is small is the data, and with it batches, epochs and lists.
 """
@@ -6,7 +6,6 @@ Models are those of the papers, in their widths; what is small is the data, and 
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,31 +19,32 @@ import pytest
 from small_photos import ROOT, TEST, write_small_book
 
 from itm_lab.evidence.ledger import Ledger
-from itm_lab.experiments.cost import plan
+from itm_lab.evidence.run_tables import table_of
 from itm_lab.experiments.ensembles import run_ensembles
-from itm_lab.experiments.recipes import read_recipe
-from itm_lab.experiments.runner import Job, run_jobs, table_of
+from itm_lab.experiments.experiment_files import find_experiment, read_experiments
+from itm_lab.experiments.plan import plan
+from itm_lab.experiments.runner import Job, run_jobs
 from itm_lab.publish.ledger_pages import arm_of, dataset_of, results_page
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import read_receipt
 
 FEW = {"epochs": 1, "batch_size": 16, "num_workers": 0}
 MORE = FEW | {"epochs": 3}  # chapters that look at dev only in a training of more than two epochs
-DEAR = MORE | {"batch_size": 8}  # pairs are dear here, and a batch has its square of them
+COSTLY = MORE | {"batch_size": 8}  # pairs are expensive here, and a batch has its square of them
 STAGES = MORE | {"inter_epochs": 3, "inter_batch_size": 8}
 LISTS = {"captions_mined": 20, "captions_kept": 10}
 ROUNDS = FEW | LISTS | {"batch_size": 8, "first_epochs": 1, "first_batch_size": 16}
-# Chapter → its recipes, and what is smaller in them than published. On Flickr30K those of chapter 10 share a miner and
+# Chapter → its experiments, and what is smaller in them than published. On Flickr30K those of chapter 10 share a miner and
 # are a row together; of chapter 11 the second is measured by the first.
 RUNS = {
-    "02_scan": (["02_scan_f30k_t2i_avg", "02_scan_coco_i2t_lse"], FEW),
-    "03_bfan": (["03_bfan_f30k_equal", "03_bfan_coco_prob"], FEW),
-    "05_vsrn": (["05_vsrn_f30k_first", "05_vsrn_coco_first"], FEW),
-    "07_sgraf": (["07_sgraf_f30k_saf", "07_sgraf_coco_sgr"], FEW),
-    "08_mmca": (["08_mmca_f30k", "08_mmca_coco"], DEAR),
-    "09_dcpa": (["09_dcpa_f30k", "09_dcpa_coco_gru"], STAGES),
-    "10_aoq": (["10_aoq_f30k_scan_adapoffquin", "10_aoq_coco_bfan_adapoffquin", "10_aoq_f30k_scan_adapoffquin_i2t"], ROUNDS),
-    "11_ccr_ccs": (["11_ccr_ccs_f30k_scan_baseline", "11_ccr_ccs_coco_saf_both", "11_ccr_ccs_f30k_scan_both"], MORE),
+    "02_scan": (["scan/f30k/t2i_avg", "scan/coco/i2t_lse"], FEW),
+    "03_bfan": (["bfan/f30k/equal", "bfan/coco/prob"], FEW),
+    "05_vsrn": (["vsrn/f30k/first", "vsrn/coco/first"], FEW),
+    "07_sgraf": (["sgraf/f30k/saf", "sgraf/coco/sgr"], FEW),
+    "08_mmca": (["mmca/f30k/full", "mmca/coco/full"], COSTLY),
+    "09_dcpa": (["dcpa/f30k/two_stages", "dcpa/coco/gru"], STAGES),
+    "10_aoq": (["aoq/f30k/scan_adapoffquin", "aoq/coco/bfan_adapoffquin", "aoq/f30k/scan_i2t_adapoffquin"], ROUNDS),
+    "11_ccr_ccs": (["ccr_ccs/f30k/scan_baseline", "ccr_ccs/coco/saf_ccr_ccs", "ccr_ccs/f30k/scan_ccr_ccs"], MORE),
 }  # fmt: skip
 
 
@@ -53,8 +53,8 @@ def changes_of(name: str) -> dict[str, int]:
 
 
 def options(name: str, **more: str) -> list[str]:
-    """What a command of ``itm run`` says after the recipe's name; the arm keeps its published one."""
-    variant = read_recipe(ROOT, ROOT / "recipes" / f"{name}.yaml").parameters["variant"]
+    """What a command of ``itm run`` says after the experiment's name; the variant keeps its published one."""
+    variant = find_experiment(ROOT, name).settings["variant"]
     return [f"{key}={value}" for key, value in (changes_of(name) | {"variant": variant} | more).items()]
 
 
@@ -69,7 +69,7 @@ def small_book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def finished(small_book: Path) -> Callable[[str], list[Job]]:
-    """Runs the recipes of a chapter, once; returns their jobs."""
+    """Runs the experiments of a chapter, once; returns their jobs."""
     done: dict[str, list[Job]] = {}
 
     def run(chapter: str) -> list[Job]:
@@ -88,13 +88,13 @@ def finished(small_book: Path) -> Callable[[str], list[Job]]:
 
 
 def receipts_of(job: Job, results: Path) -> list[dict]:
-    found = [read_receipt(path) for path in sorted((results / job.recipe.chapter).glob("*.json"))]
+    found = [read_receipt(path) for path in sorted((results / job.experiment.chapter).glob("*.json"))]
     known = job.parameters["variant"], job.data.name
     return [receipt for receipt in found if (receipt["variant"], receipt["dataset"]["name"]) == known]
 
 
 @pytest.mark.parametrize("chapter", RUNS)
-def test_recipes_run_to_a_receipt_and_a_row(chapter: str, finished: Callable, small_book: Path) -> None:
+def test_experiments_run_to_a_receipt_and_a_row(chapter: str, finished: Callable, small_book: Path) -> None:
     jobs = finished(chapter)
     rows = list(table_of(small_book / "receipts", run_ensembles(jobs, small_book / "receipts")))
     for job in jobs:
@@ -103,8 +103,8 @@ def test_recipes_run_to_a_receipt_and_a_row(chapter: str, finished: Callable, sm
         protocols = {f"all {TEST}", f"5 folds of {TEST // 5}"} if coco else {f"all {TEST}"}
         assert {receipt["protocol"] for receipt in receipts} == protocols
         for receipt in receipts:
-            published = settings_of(job.recipe.values())
-            assert receipt["parameters"] == published | settings_of(changes_of(job.recipe.name))
+            published = settings_of(job.experiment.values())
+            assert receipt["parameters"] == published | settings_of(changes_of(job.experiment.name))
             assert receipt["run"]["device"] != "auto"
             shown = f"{receipt['metrics']['rsum']['value']:8.1f}  {job.data.name} {receipt['protocol']}, 1 seed"
             assert any(row.startswith(f"{receipt['variant']:28} 1 model") and shown in row for row in rows)
@@ -131,34 +131,48 @@ def test_a_receipt_stands_beside_the_row_of_its_paper(
     assert any(re.search(r"\| \d+\.\d \[\d+\.\d, \d+\.\d\] \(1\) \|$", line) for line in lines), lines
 
 
-@pytest.mark.parametrize("name", ["02_scan_f30k_t2i_avg", "08_mmca_coco"])
-def test_the_command_of_a_recipe_gives_the_same_with_papermill_alone(
+@pytest.mark.parametrize("name", ["scan/f30k/t2i_avg", "mmca/coco/full"])
+def test_the_recipe_of_an_experiment_gives_the_same_with_papermill_alone(
     name: str, finished: Callable, small_book: Path
 ) -> None:
-    text = (ROOT / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-    command = shlex.split(re.search(r"^#   (papermill .+)$", text, re.MULTILINE)[1])
-    assert (ROOT / command[2]).parent.is_dir()  # papermill makes no folders
-    smaller = [word for key, value in changes_of(name).items() for word in ("-p", key, str(value))]
-    subprocess.run([sys.executable, "-m", *command, *smaller], cwd=small_book, check=True, capture_output=True)
-    job = next(job for job in finished(name[:7]) if job.recipe.name == name)
-    alone, ours = (receipts_of(job, place) for place in (small_book / "runs" / name, small_book / "receipts"))
-    assert [one["ranks"] for one in alone] == [one["ranks"] for one in ours]
-    assert [one["parameters"] for one in alone] == [one["parameters"] for one in ours]
+    """``papermill notebook out -y "$(itm recipe name)"``, as the pages say."""
+    job = next(job for jobs in map(finished, [chapter_of(name)]) for job in jobs if job.experiment.name == name)
+    itm, alone = str(Path(sys.executable).with_name("itm")), "runs/alone"
+    smaller = [word for key, value in changes_of(name).items() for word in ("-p", f"{key}={value}")]
+    asked = [itm, "recipe", name, *smaller, "-p", f"variant={job.parameters['variant']}", "-p", f"run_dir={alone}"]
+    recipe = subprocess.run(asked, cwd=small_book, check=True, capture_output=True, text=True).stdout
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        f"notebooks/{job.experiment.chapter}.ipynb",
+        "runs/out.ipynb",
+        "-y",
+        recipe,
+    ]
+    subprocess.run(command, cwd=small_book, check=True, capture_output=True)
+    mine, ours = (receipts_of(job, place) for place in (small_book / alone / "s0", small_book / "receipts"))
+    assert mine and [one["ranks"] for one in mine] == [one["ranks"] for one in ours]
+    assert [one["parameters"] for one in mine] == [one["parameters"] for one in ours]
+
+
+def chapter_of(name: str) -> str:
+    return next(chapter for chapter, (names, _) in RUNS.items() if name in names)
 
 
 @pytest.mark.parametrize(
     ("name", "shared", "second", "all_steps"),
-    [("09_dcpa_f30k", "stage_one", "inter", 9), ("10_aoq_f30k_scan_adapoffquin", "round_one", "final", 3)],
+    [("dcpa/f30k/two_stages", "stage_one", "inter", 9), ("aoq/f30k/scan_adapoffquin", "round_one", "final", 3)],
 )
 def test_killed_in_its_second_stage_a_run_ends_with_the_same_ranks(
     name: str, shared: str, second: str, all_steps: int, finished: Callable, small_book: Path
 ) -> None:
-    job = next(job for job in finished(name[: name.index("_", 3)]) if job.recipe.name == name)
+    job = next(job for job in finished(chapter_of(name)) if job.experiment.name == name)
     cut = f"runs/cut_{second}"
-    changes = options(job.recipe.name, run_dir=cut, **{shared: f"{cut}/first"})
+    changes = options(job.experiment.name, run_dir=cut, **{shared: f"{cut}/first"})
     changes = [word for change in changes for word in ("-p", change)]
     itm = str(Path(sys.executable).with_name("itm"))
-    command = [itm, "run", job.recipe.name, *changes, "--receipts", str(small_book / cut / "receipts")]
+    command = [itm, "run", job.experiment.name, *changes, "--receipts", str(small_book / cut / "receipts")]
     running = subprocess.Popen(command, cwd=small_book, stdout=subprocess.DEVNULL)
     log, deadline = small_book / cut / "s0" / second / "log.jsonl", time.monotonic() + 600
     while not (log.is_file() and log.read_text(encoding="utf-8")):
@@ -186,11 +200,11 @@ OTHERS = {
 }  # fmt: skip
 
 
-def test_every_own_row_of_the_four_papers_has_a_recipe() -> None:
+def test_every_own_row_of_the_four_papers_has_an_experiment() -> None:
     ledger = Ledger()
-    recipes = [read_recipe(ROOT, path) for path in sorted((ROOT / "recipes").glob("*.yaml"))]
-    variants = {(one.parameters["dataset"], one.parameters["variant"]) for one in recipes}
-    members = Counter((one.parameters["dataset"], one.ensemble) for one in recipes)
+    experiments = read_experiments(ROOT).values()
+    variants = {(one.settings["dataset"], one.settings["variant"]) for one in experiments}
+    members = Counter((one.settings["dataset"], one.ensemble) for one in experiments)
     variants |= {row for row, count in members.items() if count > 1}
     assert set(ledger.results) == {"AOQ", "CCR_CCS", "DCPA", "MMCA"}
     without = []

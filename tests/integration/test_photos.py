@@ -749,7 +749,7 @@ def test_a_model_without_attention_shows_matches_only(
     found = searching.find_images(opened, "a red cube", 3)
     assert word_attention(opened, 0, found.texts, 0, "a red cube") is None
     call = ("search", "a red cube", "--data", toy_root, "--model", tmp_path, "--out", tmp_path / "sheet.png")
-    assert "MeanPool has no word that looks at regions" in itm(*call).stdout
+    assert "MeanPool has no attention of words to regions" in itm(*call).stdout
 
 
 @pytest.mark.parametrize("shared", ["", "first/s{seed}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -26,17 +27,19 @@ from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
 from itm_lab.cli import app
+from itm_lab.evidence.run_tables import table_of
 from itm_lab.experiments import runner as running
-from itm_lab.experiments.cost import described, plan
+from itm_lab.experiments.cost import described
 from itm_lab.experiments.ensembles import ensemble_of, is_averaged, run_ensembles
-from itm_lab.experiments.recipes import (
-    find_recipe,
+from itm_lab.experiments.experiment_files import (
+    expand,
+    experiments_of_table,
+    find_experiment,
+    read_experiments,
     read_overrides,
-    read_recipe,
     read_seeds,
-    recipes_of_table,
-    tables_of,
 )
+from itm_lab.experiments.plan import plan
 from itm_lab.experiments.runner import (
     Job,
     collect,
@@ -47,7 +50,6 @@ from itm_lab.experiments.runner import (
     run_jobs,
     search_jobs,
     shown,
-    table_of,
 )
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import Evidence, make_receipt, read_receipt, receipt_path, seal_of, write_receipt
@@ -58,74 +60,174 @@ from itm_utils.matcher import Scores
 from itm_utils.metrics.retrieval import evaluate, fold_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-# What makes a paper-scale recipe small enough for a test; epochs, schedule and everything else stay as published.
+EXPERIMENTS = read_experiments(ROOT)
+TABLES = sorted({table for experiment in EXPERIMENTS.values() for table in experiment.tables})
+# What makes a paper-scale experiment small enough for a test; epochs, schedule and everything else stay as published.
 SMALL = ["width=16", "word_dim=8", "batch_size=4", "device=cpu", "num_workers=0"]
 
 
-def recipe(name: str):
-    return read_recipe(ROOT, find_recipe(ROOT, name))
+def experiment_of(name: str):
+    return find_experiment(ROOT, name)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_fits_its_notebook(path: Path) -> None:
-    found = read_recipe(ROOT, path)
-    text = path.read_text(encoding="utf-8")
-    assert path.stem.startswith(f"{found.chapter}_")
-    assert found.table, "no `# table:` line"
-    assert f"papermill notebooks/{found.chapter}.ipynb" in text and f"-f recipes/{path.name}" in text
-    assert found.parameters["teach"] is False
-    assert found.parameters["run_dir"] == f"runs/{path.stem}"
-    # What `itm run` adds to the papermill command in the file is a folder for each seed, and nothing else.
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_fits_its_notebook(name: str) -> None:
+    found = EXPERIMENTS[name]
+    chapter, dataset, _ = name.split("/")
+    assert found.chapter.endswith(f"_{chapter}") and found.path.name == f"{chapter}.yaml"
+    assert found.table, "stands in no table"
+    assert found.about and found.settings["variant"]
+    assert found.settings["teach"] is False
+    assert found.settings["run_dir"] == f"runs/{name}"
+    assert Path(found.settings["dataset"]).name in (dataset, f"{dataset}_precomp")
+    # What `itm run` adds to the settings of the file is a folder for each seed, and nothing else.
     (job,) = make_jobs(found, [found.values()["seed"]], {})
-    given = [word for flag, *word in zip(*(job.command()[n:] for n in range(3)), strict=False) if flag == "-p"]
-    assert given == [["run_dir", f"runs/{path.stem}/s{job.seed}"]]
-    assert yaml.safe_load(text)["variant"]
+    differing = {key: value for key, value in job.parameters.items() if value != found.values()[key]}
+    assert differing == {"run_dir": f"runs/{name}/s{job.seed}"}
+
+
+BEFORE = json.loads((ROOT / "tests/data/recipes_before.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("old", BEFORE["digests"])
+def test_every_recipe_of_before_is_an_experiment_with_the_same_parameters(old: str) -> None:
+    """There was a file of some thirty lines for each; the digests are of all that a run of it was given.
+
+    Folders are the exception, by rule: ``runs/<old name>`` is ``runs/<new name>``.
+    """
+    name, digest = BEFORE["digests"][old]
+    found = EXPERIMENTS[name]
+    assert old.startswith(f"{found.chapter}_")
+    given = {key: found.values()[key] for key in BEFORE["parameters"][found.chapter]}
+    assert hashlib.sha256(json.dumps(given, sort_keys=True, ensure_ascii=False).encode()).hexdigest() == digest
+
+
+def test_there_is_no_experiment_that_was_no_recipe() -> None:
+    """Until somebody adds one: then it is named here."""
+    assert {name for name, _ in BEFORE["digests"].values()} == set(EXPERIMENTS)
+
+
+FILE = """
+base: {teach: false, margin: 0.1, table: a/b}
+groups:
+  small: {width: 8, word_dim: 4, note: for quick runs}
+  tiny: {extends: small, width: 4}
+variants:
+  one: {extends: [tiny, warm], variant: One, about: The first}
+  two: {extends: one, variant: Two}
+datasets:
+  scenes:
+    base: {extends: small, dataset: scenes, seeds: 5-7}
+    groups:
+      warm: {warmup_epochs: 2}
+    variants:
+      one: {}
+      two: {margin: 0.2, width: 16}
+"""
+
+
+def test_an_experiment_is_what_its_file_says_level_by_level(tmp_path: Path) -> None:
+    path = tmp_path / "scan.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    (_, first, one), (_, second, two) = expand(path)
+    shared = {"teach": False, "table": "a/b", "word_dim": 4, "dataset": "scenes", "seeds": "5-7", "warmup_epochs": 2}
+    assert (first, one) == ("one", shared | {"margin": 0.1, "width": 4, "variant": "One", "about": "The first"})
+    assert (second, two) == ("two", shared | {"margin": 0.2, "width": 16, "variant": "Two"})  # notes are not taken over
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "scan.yaml: found a list, expected a mapping of base, groups, variants, datasets"),
+        ("base: {}\nvariant: {}", "scan.yaml: found variant, expected a mapping of"),
+        ("base: {", "found no YAML"),
+        ("datasets: {scenes: {variant: {}}}", "scan.yaml, scenes: found variant, expected"),
+        (
+            "datasets: {scenes: {variants: {a: {extends: b}}}}",
+            "found extends: b, expected the name of a group or variant",
+        ),
+        ("datasets: {scenes: {variants: {a: {extends: b}, b: {extends: a}}}}", "found a extends b extends a"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "scan.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ItmError, match=re.escape(message)):
+        expand(tmp_path / "scan.yaml")
+
+
+def itm(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_a_recipe_is_all_that_a_run_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    code, text = itm("recipe", "scan/scenes/t2i_avg", "-p", "seed=7", "-p", "width=16")
+    (job,) = plan(ROOT, ["scan/scenes/t2i_avg"], "", "7", ["width=16"], [])
+    assert code == 0 and yaml.safe_load(text) == job.parameters
+    code, text = itm("recipe", "--list")
+    assert code == 0 and [line.partition(":")[0] for line in text.splitlines()] == list(EXPERIMENTS)
+    code, text = itm("recipe", "scan/scenes/t2i_avg", "dcpa/f30k/intra", "--write", str(tmp_path))
+    for name in ("scan/scenes/t2i_avg", "dcpa/f30k/intra"):
+        written = yaml.safe_load((tmp_path / f"{name}.yaml").read_text(encoding="utf-8"))
+        seed = written["seed"]
+        assert written == EXPERIMENTS[name].values() | {"run_dir": f"runs/{name}/s{seed}"}
+    assert itm("recipe")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["scan/scenes/t2i_avg", "dcpa/f30k/intra", "aoq/coco/vsrn_alpha_0.2"])
+def test_the_command_that_is_shown_gives_papermill_the_run_as_planned(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (job,) = plan(ROOT, [name], "", "3", ["learning_rate=0.5", "teach=true", "run_dir=runs/else where"], [])
+    asked = re.search(r'-y "\$\(itm (.+)\)"$', shown(job))[1]
+    code, text = itm(*shlex.split(asked))
+    assert code == 0 and yaml.safe_load(text) == job.parameters
+    assert shown(job).startswith("mkdir -p 'runs/else where/")  # papermill makes no folders
 
 
 @pytest.mark.parametrize(
     ("table", "rows"),
     [
-        ("mmca/table_1", ["08_mmca_f30k"]),
-        ("mmca/table_3", ["08_mmca_coco"]),
-        ("mmca/table_5", ["08_mmca_coco", *(f"08_mmca_coco_width_{width}" for width in (128, 512, 64))]),
-        ("mmca/table_6", ["08_mmca_f30k", *(f"08_mmca_f30k_alpha_{alpha}" for alpha in ("01", "04", "08"))]),
+        ("mmca/table_1", ["mmca/f30k/full"]),
+        ("mmca/table_3", ["mmca/coco/full"]),
+        ("mmca/table_5", ["mmca/coco/full", *(f"mmca/coco/{width}_width" for width in ("half", "double", "quarter"))]),
+        ("mmca/table_6", ["mmca/f30k/full", *(f"mmca/f30k/alpha_{alpha}" for alpha in (0.1, 0.4, 0.8))]),
     ],
 )
 def test_a_row_may_stand_in_several_tables(table: str, rows: list[str]) -> None:
-    assert [found.name for found in recipes_of_table(ROOT, table)] == rows
+    assert [found.name for found in experiments_of_table(ROOT, table)] == rows
 
 
-def test_the_arms_of_a_dataset_have_different_names() -> None:
-    names = [
-        (r.chapter, r.parameters["dataset"], r.parameters["variant"]) for r in map(recipe, (p.stem for p in RECIPES))
-    ]
+def test_the_variants_of_a_dataset_have_different_names() -> None:
+    names = [(one.chapter, one.settings["dataset"], one.settings["variant"]) for one in EXPERIMENTS.values()]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["02_scan_f30k"], "no such recipe"),
-        (["02_scan_scenes_t2i_avg", "-p", "widths=3"], "Did you mean width?"),
-        (["02_scan_scenes_t2i_avg", "-p", "width=wide"], "parameter width: found 'wide', expected an int"),
-        (["02_scan_scenes_t2i_avg", "-p", "teach=1"], "true or false"),
-        (["02_scan_scenes_t2i_avg", "-p", "width"], "name=value"),
-        (["02_scan_scenes_t2i_avg", "--seeds", "4-2"], "--seeds"),
-        (["02_scan_f30k_t2i_avg", "-p", "dataset=no/such/folder"], "no such folder"),
+        (["scan/f30k"], "no such experiment"),
+        (["scan/scenes/t2i_avg", "-p", "widths=3"], "Did you mean width?"),
+        (["scan/scenes/t2i_avg", "-p", "width=wide"], "parameter width: found 'wide', expected an int"),
+        (["scan/scenes/t2i_avg", "-p", "teach=1"], "true or false"),
+        (["scan/scenes/t2i_avg", "-p", "width"], "name=value"),
+        (["scan/scenes/t2i_avg", "--seeds", "4-2"], "--seeds"),
+        (["scan/f30k/t2i_avg", "-p", "dataset=no/such/folder"], "no such folder"),
         (["--table", "scan/table_9"], "one of"),
-        (["02_scan_scenes_t2i_avg", "--table", "scan/table_1"], "not both"),
-        (["02_scan_scenes_t2i_avg", "--search", "width"], "name=a,b,c"),
-        (["02_scan_scenes_t2i_avg", "--grid", "width"], "--grid: found 'width', expected name=a,b,c"),
-        (["02_scan_scenes_t2i_avg", "--grid", "width=8,wide"], "parameter width: found 'wide'"),
-        (["02_scan_scenes_t2i_avg", "--grid", "width=8,16", "--seeds", "0-4"], "without --search and --seeds"),
-        (["02_scan_scenes_t2i_avg", "--grid", "width=8,16", "-p", "seed=3"], "without --search and --seeds"),
-        (["02_scan_scenes_t2i_avg", "--grid", "width=8", "--grid", "width=16"], "--grid: found width twice"),
-        (["02_scan_scenes_t2i_avg", "--search", "width=8,16", "--seeds", "0-4"], "--search without a seed"),
-        (["02_scan_scenes_t2i_avg", "--search", "width=8,16", "-p", "seed=3"], "--search without a seed"),
-        (["02_scan_scenes_t2i_avg", "--search", "width=8", "--search", "width=16"], "--search: found width twice"),
+        (["scan/scenes/t2i_avg", "--table", "scan/table_1"], "not both"),
+        (["scan/scenes/t2i_avg", "--search", "width"], "name=a,b,c"),
+        (["scan/scenes/t2i_avg", "--grid", "width"], "--grid: found 'width', expected name=a,b,c"),
+        (["scan/scenes/t2i_avg", "--grid", "width=8,wide"], "parameter width: found 'wide'"),
+        (["scan/scenes/t2i_avg", "--grid", "width=8,16", "--seeds", "0-4"], "without --search and --seeds"),
+        (["scan/scenes/t2i_avg", "--grid", "width=8,16", "-p", "seed=3"], "without --search and --seeds"),
+        (["scan/scenes/t2i_avg", "--grid", "width=8", "--grid", "width=16"], "--grid: found width twice"),
+        (["scan/scenes/t2i_avg", "--search", "width=8,16", "--seeds", "0-4"], "--search without a seed"),
+        (["scan/scenes/t2i_avg", "--search", "width=8,16", "-p", "seed=3"], "--search without a seed"),
+        (["scan/scenes/t2i_avg", "--search", "width=8", "--search", "width=16"], "--search: found width twice"),
         *(
-            (["02_scan_scenes_t2i_avg", option, f"{name}={value}"], f"{option}: found the parameter {name}, expected")
+            (["scan/scenes/t2i_avg", option, f"{name}={value}"], f"{option}: found the parameter {name}, expected")
             for option in ("--search", "--grid")
             for name, value in (
                 ("seed", 1),
@@ -135,7 +237,7 @@ def test_the_arms_of_a_dataset_have_different_names() -> None:
                 ("variant", "x"),
             )
         ),
-        (["02_scan_f30k_t2i_avg", "--dry-run", "--gpu", "Voodoo"], "--gpu"),
+        (["scan/f30k/t2i_avg", "--dry-run", "--gpu", "Voodoo"], "--gpu"),
         *(
             (
                 [name, "-p", wrong, *more],
@@ -143,17 +245,17 @@ def test_the_arms_of_a_dataset_have_different_names() -> None:
             )
             for more in (["--dry-run"], ["--print"], [])
             for name, wrong in (
-                ("02_scan_f30k_t2i_avg", "batch_size=0"),
-                ("02_scan_f30k_t2i_avg", "width=0"),
-                ("02_scan_f30k_t2i_avg", "epochs=-3"),
-                ("02_scan_scenes_t2i_avg", "epochs=0"),
-                ("02_scan_f30k_t2i_avg", "learning_rate=nan"),
-                ("08_mmca_f30k", "validate_every=-1"),
-                ("08_mmca_f30k", "heads=0"),
-                ("09_dcpa_f30k", "inter_batch_size=0"),
-                ("09_dcpa_f30k", "train_fraction=-0.5"),
-                ("10_aoq_f30k_vsrn_adapoffquin", "first_epochs=0"),
-                ("10_aoq_f30k_vsrn_adapoffquin", "miner_width=-1"),
+                ("scan/f30k/t2i_avg", "batch_size=0"),
+                ("scan/f30k/t2i_avg", "width=0"),
+                ("scan/f30k/t2i_avg", "epochs=-3"),
+                ("scan/scenes/t2i_avg", "epochs=0"),
+                ("scan/f30k/t2i_avg", "learning_rate=nan"),
+                ("mmca/f30k/full", "validate_every=-1"),
+                ("mmca/f30k/full", "heads=0"),
+                ("dcpa/f30k/two_stages", "inter_batch_size=0"),
+                ("dcpa/f30k/two_stages", "train_fraction=-0.5"),
+                ("aoq/f30k/vsrn_adapoffquin", "first_epochs=0"),
+                ("aoq/f30k/vsrn_adapoffquin", "miner_width=-1"),
             )
         ),
     ],
@@ -171,50 +273,53 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
 
 def test_fewer_than_no_runs_side_by_side_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    result = CliRunner().invoke(app, ["run", "02_scan_scenes_t2i_avg", "--jobs", "-1", "--print"])
+    result = CliRunner().invoke(app, ["run", "scan/scenes/t2i_avg", "--jobs", "-1", "--print"])
     assert result.exit_code == 2 and "--jobs" in result.output
 
 
-def test_a_recipe_with_a_wrong_parameter_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "02_scan_scenes_bad.yaml"
-    path.write_text("arm: x\ntemperture: 9.0\n", encoding="utf-8")
-    with pytest.raises(ItmError, match="Did you mean temperature"):
-        read_recipe(ROOT, path)
-    path.write_text("arm: x\nwidth: '64'\n", encoding="utf-8")
-    with pytest.raises(ItmError, match="a value of type int"):
-        read_recipe(ROOT, path)
-    path.write_text("- 1\n", encoding="utf-8")
-    with pytest.raises(ItmError, match="a list"):
-        read_recipe(ROOT, path)
+def test_an_experiment_with_a_wrong_parameter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    (tmp_path / "experiments").mkdir()
+    path = tmp_path / "experiments/scan.yaml"
+    for wrong, message in (
+        ("temperture: 9.0", "scan/scenes/bad: found the parameter temperture, .+ Did you mean temperature"),
+        ("width: '64'", "scan/scenes/bad: found width = '64', expected a value of type int"),
+        ("width: 0", "scan/scenes/bad, width: found 0, expected a whole number from 1 up"),
+        ("device: gpu", "scan/scenes/bad, device: found 'gpu', expected one of auto, cpu, cuda, mps"),
+    ):
+        path.write_text(f"datasets: {{scenes: {{variants: {{bad: {{{wrong}}}}}}}}}\n", encoding="utf-8")
+        os.utime(path, ns=(0, hash(wrong) % 10**9))  # files within one tick of the clock are read anew all the same
+        with pytest.raises(ItmError, match=message):
+            read_experiments(tmp_path)
 
 
-def test_other_settings_are_another_arm_in_another_folder() -> None:
-    scan = recipe("02_scan_scenes_t2i_avg")
+def test_other_settings_are_another_variant_in_another_folder() -> None:
+    scan = experiment_of("scan/scenes/t2i_avg")
     plain, wide = (make_jobs(scan, [5], read_overrides(scan, pairs))[0] for pairs in ([], ["width=32"]))
     elsewhere = make_jobs(scan, [5], read_overrides(scan, ["device=cuda"]))[0]
     assert wide.parameters["variant"] == "SCAN t2i AVG width=32"
     assert elsewhere.parameters["variant"] == plain.parameters["variant"] == "SCAN t2i AVG"
     assert len({job.parameters["run_dir"] for job in (plain, wide)}) == 2
-    assert "-p width 32" in shown(wide) and "-p width" not in shown(plain)
+    assert "-p width=32" in shown(wide) and "-p width" not in shown(plain)
 
 
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("01_vsepp_f30k_vsepp", "hardest=false"),
-        ("01_vsepp_f30k_vse0", "hardest=true"),
-        ("08_mmca_f30k", "text_layers=-2"),
-        ("08_mmca_f30k", "text_layers=0,-1"),
-        ("08_mmca_f30k", "width=64"),
-        ("01_vsepp_f30k_vsepp", "learning_rate=1"),
+        ("vsepp/f30k/vsepp", "hardest=false"),
+        ("vsepp/f30k/vse0", "hardest=true"),
+        ("mmca/f30k/full", "text_layers=-2"),
+        ("mmca/f30k/full", "text_layers=0,-1"),
+        ("mmca/f30k/full", "width=64"),
+        ("vsepp/f30k/vsepp", "learning_rate=1"),
         *(
-            ("01_vsepp_f30k_vsepp", f"arm={variant}")
+            ("vsepp/f30k/vsepp", f"variant={variant}")
             for variant in ("2024", "1e3", "nan", "True", "None", "-p", "", "VSE++ a b")
         ),
     ],
 )
 def test_papermill_reads_what_was_planned(name: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its command line guesses types: ``false`` is text to it, and 2024 a number."""
+    """It reads YAML, in which ``false`` is no text, and 2024 a number."""
     given: dict[str, object] = {}
     monkeypatch.setattr(papermill.cli, "execute_notebook", lambda **call: given.update(call["parameters"]))
     monkeypatch.chdir(ROOT)
@@ -222,13 +327,12 @@ def test_papermill_reads_what_was_planned(name: str, change: str, monkeypatch: p
     program, *arguments = job.command()
     ended = click.testing.CliRunner().invoke(papermill.cli.papermill, arguments, catch_exceptions=False)
     assert program == "papermill" and ended.exit_code == 0, ended.output
-    defaults = {parameter: default for parameter, (_, default) in job.recipe.declared.items()}
-    assert repr(defaults | given) == repr(job.parameters)  # True is no 1 here
+    assert repr(given) == repr(job.parameters)  # True is no 1 here
 
 
 def test_a_search_is_judged_on_dev_with_a_seed_of_its_own() -> None:
-    scan = recipe("02_scan_scenes_t2i_avg")
-    rate = scan.parameters["learning_rate"]
+    scan = experiment_of("scan/scenes/t2i_avg")
+    rate = scan.settings["learning_rate"]
     jobs = search_jobs(scan, {"learning_rate": [0.001, 0.5], "width": [32]}, {})
     tried = [(job.parameters["learning_rate"], job.parameters["width"]) for job in jobs]
     assert tried == [(0.001, 64), (0.5, 64), (rate, 32)]
@@ -238,7 +342,7 @@ def test_a_search_is_judged_on_dev_with_a_seed_of_its_own() -> None:
 
 
 def test_a_grid_is_every_combination_each_with_its_own_seed() -> None:
-    both = recipe("11_ccr_ccs_scenes_scan_both")
+    both = experiment_of("ccr_ccs/scenes/scan_ccr_ccs")
     weights, margins = [0.1, 1.0], [0.0, 0.1, 0.2]
     choices = {"ccr_weight": weights, "ccr_margin": margins, "ccs_weight": weights, "ccs_margin": margins}
     jobs = grid_jobs(both, choices, {})
@@ -253,8 +357,12 @@ def test_a_grid_is_every_combination_each_with_its_own_seed() -> None:
 def test_a_grid_and_the_runs_it_is_measured_by_have_places_of_their_own(tmp_path: Path) -> None:
     """Of chapter 11: the grids of three recipes, and as many runs of the baseline, beside its runs for the table."""
     grid = ["ccr_weight=0.1,1", "ccr_margin=0,0.1,0.2"]
-    variants = {"both": [*grid, "ccs_weight=0.1,1", "ccs_margin=0,0.1,0.2"], "ccr": grid, "ccs": ["ccs_margin=0,0.1"]}
-    names = {variant: f"11_ccr_ccs_scenes_scan_{variant}" for variant in (*variants, "baseline")}
+    variants = {
+        "ccr_ccs": [*grid, "ccs_weight=0.1,1", "ccs_margin=0,0.1,0.2"],
+        "ccr": grid,
+        "ccs": ["ccs_margin=0,0.1"],
+    }
+    names = {variant: f"ccr_ccs/scenes/scan_{variant}" for variant in (*variants, "baseline")}
     jobs = [job for variant in variants for job in plan(ROOT, [names[variant]], "", "", [], [], variants[variant])]
     assert len(jobs) == 36 + 6 + 2
     jobs += plan(ROOT, [names["baseline"]], "", "100-135", ["evaluate_on=dev"], [])
@@ -267,51 +375,43 @@ def test_a_grid_and_the_runs_it_is_measured_by_have_places_of_their_own(tmp_path
 
 
 def test_runs_that_share_a_folder_take_turns() -> None:
-    names = ["11_ccr_ccs_f30k_scan_baseline", "11_ccr_ccs_f30k_scan_both", "11_ccr_ccs_f30k_saf_baseline"]
+    names = ["ccr_ccs/f30k/scan_baseline", "ccr_ccs/f30k/scan_ccr_ccs", "ccr_ccs/f30k/saf_baseline"]
     base, both, other = plan(ROOT, names, "", "0", [], [])
     assert next_jobs([base, both, other], [], 2) == [base, other]
     assert next_jobs([both, other], [base], 2) == [other]
     assert next_jobs([both], [other], 2) == [both]
     assert next_jobs([other], [base, both], 2) == []
-    two, intra = plan(ROOT, ["09_dcpa_f30k", "09_dcpa_f30k_intra"], "", "0", [], [])
+    two, intra = plan(ROOT, ["dcpa/f30k/two_stages", "dcpa/f30k/intra"], "", "0", [], [])
     assert next_jobs([two, intra], [], 2) == [two]  # whoever comes first trains stage one
-    assert next_jobs([intra], plan(ROOT, ["09_dcpa_f30k"], "", "1", [], []), 2) == [intra]
+    assert next_jobs([intra], plan(ROOT, ["dcpa/f30k/two_stages"], "", "1", [], []), 2) == [intra]
 
 
-def test_a_recipe_that_changes_while_its_runs_wait_changes_none_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+def test_an_experiment_that_changes_while_its_runs_wait_changes_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("notebooks", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
-    names, paths = ["02_scan_scenes_t2i_avg", "02_scan_scenes_i2t_avg"], []
-    (tmp_path / "recipes").mkdir()
-    for name in names:
-        paths.append(tmp_path / f"recipes/{name}.yaml")
-        paths[-1].write_text((ROOT / f"recipes/{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    names, path = ["scan/scenes/t2i_avg", "scan/scenes/i2t_avg"], tmp_path / "experiments/scan.yaml"
+    path.parent.mkdir()
+    before = (ROOT / "experiments/scan.yaml").read_text(encoding="utf-8")
+    path.write_text(before, encoding="utf-8")
     jobs = plan(tmp_path, names, "", "5-6", ["width=16"], [])
-    before = paths[0].read_text(encoding="utf-8")
-    epochs = jobs[0].parameters["epochs"]
-    changed = re.sub(
-        r"^epochs:.*$", "epochs: 99\nmargin: 0.5", before.replace("margin:", "# margin:"), flags=re.MULTILINE
-    )
+    planned = [dict(job.parameters) for job in jobs]
     started: list[list[str]] = []
 
     def papermill(command: list[str], **how: object) -> subprocess.Popen:
         started.append(command)
-        paths[0].write_text(changed, encoding="utf-8")  # while the first run is under way
-        paths[1].unlink(missing_ok=True)
+        if len(started) == 1:  # while the first run is under way
+            path.write_text(re.sub("epochs: .*", "epochs: 99", before), encoding="utf-8")
+        else:
+            path.unlink(missing_ok=True)
         return SimpleNamespace(poll=lambda: 0, returncode=0)
 
     monkeypatch.setattr(running.subprocess, "Popen", papermill)
     monkeypatch.setattr(running.time, "sleep", lambda seconds: None)
-    failed = run_jobs(jobs, tmp_path / "receipts", at_a_time=1)
-    first, second = (shlex.join(command) for command in started)
-    assert "-p epochs" not in first and "-p width 16" in first
-    assert f"-p epochs {epochs}" in second and "-p margin 0.2" in second and "-p width 16" in second
-    assert failed == jobs[2:]  # their recipe is gone
-    said = capsys.readouterr()
-    assert "02_scan_scenes_t2i_avg.yaml has changed since this command began; the run is as planned" in said.out
-    assert said.err.count("not started: ") == 2 and "02_scan_scenes_i2t_avg.yaml" in said.err
+    assert run_jobs(jobs, tmp_path / "receipts", at_a_time=1) == []
+    given = [yaml.safe_load(command[command.index("-y") + 1]) for command in started]
+    assert given == planned and {one["width"] for one in given} == {16} and 99 not in {one["epochs"] for one in given}
 
 
 def test_one_name_for_two_runs_is_refused_before_any_of_them_starts(
@@ -319,11 +419,9 @@ def test_one_name_for_two_runs_is_refused_before_any_of_them_starts(
 ) -> None:
     monkeypatch.setattr(running, "start", lambda job: pytest.fail(f"{job.label} was started"))
     places = [f"dataset={fake(tmp_path / 'f30k', 'test')}", f"run_dir={tmp_path / 'run'}"]
-    names = ["01_vsepp_f30k_vsepp", "01_vsepp_f30k_vse0"]
-    jobs = plan(ROOT, names, "", "0", [*places, "arm=smoke"], [])
-    with pytest.raises(
-        ItmError, match=r"smoke_f30k_s0\.json: found the receipt of two runs, of 01_vsepp_f30k_vsepp and"
-    ):
+    names = ["vsepp/f30k/vsepp", "vsepp/f30k/vse0"]
+    jobs = plan(ROOT, names, "", "0", [*places, "variant=smoke"], [])
+    with pytest.raises(ItmError, match=r"smoke_f30k_s0\.json: found the receipt of two runs, of vsepp/f30k/vsepp and"):
         run_jobs(jobs, tmp_path / "receipts", at_a_time=2)
     with pytest.raises(ItmError, match="the receipt of two runs"):
         run_jobs(plan(ROOT, names[:1], "", "3,3", places, []), tmp_path / "receipts", at_a_time=2)
@@ -333,7 +431,7 @@ def test_a_receipt_that_cannot_be_collected_stops_no_other_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     data, results = fake(tmp_path / "f30k", "test"), tmp_path / "receipts"
-    first, second = plan(ROOT, ["01_vsepp_f30k_vsepp"], "", "0-1", [f"dataset={data}", f"run_dir={tmp_path / 'r'}"], [])
+    first, second = plan(ROOT, ["vsepp/f30k/vsepp"], "", "0-1", [f"dataset={data}", f"run_dir={tmp_path / 'r'}"], [])
 
     def start(job: Job) -> SimpleNamespace:
         leave(job)
@@ -354,7 +452,7 @@ def leave(job: Job, seed: int = 0, folder: Path | None = None) -> None:
     generator = torch.Generator().manual_seed(1000 * seed + 10 * job.seed + len(job.parameters["variant"]))
     scores = Scores.same(torch.rand(split.n_images, split.n_captions, generator=generator))
     about = {
-        "chapter": job.recipe.chapter,
+        "chapter": job.experiment.chapter,
         "variant": job.parameters["variant"],
         "seed": job.seed,
         "dataset": split.identity(),
@@ -372,7 +470,7 @@ def pair(tmp_path: Path) -> Callable[..., list[Job]]:
 
     def finished(*changes: str, seed: int = 0) -> list[Job]:
         given = [f"dataset={data}", f"run_dir={tmp_path / 'run'}", *changes]
-        jobs = plan(ROOT, ["02_scan_f30k_t2i_avg", "02_scan_f30k_i2t_avg"], "", "0", given, [])
+        jobs = plan(ROOT, ["scan/f30k/t2i_avg", "scan/f30k/i2t_avg"], "", "0", given, [])
         for job in jobs:
             if not expected_receipt(job, tmp_path / "receipts").exists():
                 leave(job, seed)
@@ -451,7 +549,7 @@ def test_an_ensemble_from_before_its_members_ranks_were_noted_is_kept(
 
 
 def test_the_ensembles_of_the_book_are_recognised(tmp_path: Path) -> None:
-    """They are from before ranks were noted. Twins, of two seeds of one arm, are made by ``itm ensemble`` alone."""
+    """They are from before ranks were noted. Twins, of two seeds of one variant, are made by ``itm ensemble`` alone."""
     paths = [path for path in sorted((ROOT / "receipts").rglob("*ensemble*.json")) if "twin" not in path.name]
     assert len(paths) >= 19
     for path in paths:
@@ -461,7 +559,7 @@ def test_the_ensembles_of_the_book_are_recognised(tmp_path: Path) -> None:
             receipt_path(receipt | {"variant": variant, "seed": seed}, ROOT / "receipts") for variant, _, seed in named
         ]
         assert is_averaged(path, [read_receipt(member) for member in members])
-    jobs = plan(ROOT, ["02_scan_scenes_i2t_avg", "02_scan_scenes_t2i_avg"], "", "5-9", [], [])
+    jobs = plan(ROOT, ["scan/scenes/i2t_avg", "scan/scenes/t2i_avg"], "", "5-9", [], [])
     shutil.copytree(ROOT / "receipts/02_scan", tmp_path / "02_scan")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
     rows = run_ensembles(jobs, tmp_path)
@@ -486,7 +584,7 @@ def test_scores_of_another_split_are_not_averaged(
     known = {path.stem: read_receipt(path) for path in sorted(results.rglob("search/*.json"))}
     assert list(known) == [f"SCAN-{variant}_f30k_s0" for variant in ("ensemble-AVG", "i2t-AVG", "t2i-AVG")]
     assert {receipt["dataset"]["split"] for receipt in known.values()} == {"dev"}
-    # The table is of what was run, although the same arms have receipts on test.
+    # The table is of what was run, although the same variants have receipts on test.
     assert len(lines) == 4
     for line, name in zip(lines[1:], ("t2i-AVG", "i2t-AVG", "ensemble-AVG"), strict=True):
         assert line.endswith(
@@ -528,9 +626,9 @@ def test_of_several_receipts_in_a_folder_the_one_that_the_scores_give_is_taken(t
 def test_splits_that_do_not_fit_together_start_no_run(tmp_path: Path) -> None:
     data = fake(tmp_path / "f30k", "test")
     np.save(data / "test_ims.npy", np.load(data / "test_ims.npy")[..., :16])
-    ended = subprocess.run(command("01_vsepp_f30k_vsepp", data, tmp_path), cwd=ROOT, capture_output=True, text=True)
+    ended = subprocess.run(command("vsepp/f30k/vsepp", data, tmp_path), cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    assert "test_ims.npy: found pictures of shape (36, 16), expected (36, 32), as in train." in ended.stderr
+    assert "test_ims.npy: found images of shape (36, 16), expected (36, 32), as in train." in ended.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -539,7 +637,7 @@ def test_a_run_may_fetch_its_text_encoder(device: str, monkeypatch: pytest.Monke
     """Chapters of the book are executed offline. A run at paper scale needs BERT, which comes from the model hub."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    job = plan(ROOT, ["08_mmca_f30k"], "", "", [f"device={device}"], [])[0]
+    job = plan(ROOT, ["mmca/f30k/full"], "", "", [f"device={device}"], [])[0]
     assert "HF_HUB_OFFLINE" not in running.environment_of(job)
     assert running.environment_of(job)["OMP_NUM_THREADS"] == ("1" if device == "cpu" else "8")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -550,7 +648,7 @@ def test_seeds() -> None:
     assert read_seeds("0-2,7") == [0, 1, 2, 7]
 
 
-@pytest.mark.parametrize("table", sorted(set().union(*map(tables_of, RECIPES))))
+@pytest.mark.parametrize("table", TABLES)
 def test_a_plan_names_every_run_and_its_cost(table: str) -> None:
     jobs = plan(ROOT, [], table, "0-1", [], [])
     lines = list(described(jobs, "RTX 3090", ROOT / "receipts"))
@@ -563,7 +661,7 @@ def test_a_plan_names_every_run_and_its_cost(table: str) -> None:
 
 
 def test_a_table_has_means_and_intervals_over_seeds() -> None:
-    (job,) = plan(ROOT, ["02_scan_scenes_t2i_avg"], "", "5", [], [])
+    (job,) = plan(ROOT, ["scan/scenes/t2i_avg"], "", "5", [], [])
     lines = list(table_of(ROOT / "receipts", run_ensembles([job], ROOT / "receipts")))
     assert len(lines) == 2
     assert re.search(r"SCAN t2i AVG +1 model.*\[\d+\.\d, \d+\.\d\]  scenes all 500, 5 seeds", lines[1])
@@ -587,11 +685,11 @@ def finished(arguments: list[str]) -> str:
     return result.stdout
 
 
-def test_a_paper_scale_recipe_runs_to_a_receipt_and_a_row(tmp_path: Path) -> None:
+def test_a_paper_scale_experiment_runs_to_a_receipt_and_a_row(tmp_path: Path) -> None:
     """Of VSE++; those of the other chapters have a file of tests for themselves."""
-    name = "01_vsepp_coco_vsepp"
-    data, variant = fake(tmp_path / "coco", "testall"), recipe(name).parameters["variant"]
-    output = finished(command(name, data, tmp_path, "epochs=2", f"arm={variant}"))
+    name = "vsepp/coco/vsepp"
+    data, variant = fake(tmp_path / "coco", "testall"), experiment_of(name).settings["variant"]
+    output = finished(command(name, data, tmp_path, "epochs=2", f"variant={variant}"))
     receipts = [read_receipt(path) for path in sorted((tmp_path / "receipts").rglob("*.json"))]
     assert {receipt["protocol"] for receipt in receipts} == {"all 20", "5 folds of 4"}
     assert {receipt["variant"] for receipt in receipts} == {variant}
@@ -602,8 +700,8 @@ def test_a_paper_scale_recipe_runs_to_a_receipt_and_a_row(tmp_path: Path) -> Non
 
 def test_an_interrupted_run_goes_on_to_the_same_receipt(tmp_path: Path) -> None:
     data = fake(tmp_path / "f30k", "test")
-    whole = command("01_vsepp_f30k_vsepp", data, tmp_path / "whole", "arm=VSE++")
-    cut = command("01_vsepp_f30k_vsepp", data, tmp_path / "cut", "arm=VSE++")
+    whole = command("vsepp/f30k/vsepp", data, tmp_path / "whole", "variant=VSE++")
+    cut = command("vsepp/f30k/vsepp", data, tmp_path / "cut", "variant=VSE++")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     running = subprocess.Popen(cut, cwd=ROOT, preexec_fn=listens_to_interrupts, **pipes)
     deadline = time.monotonic() + 300

@@ -11,11 +11,11 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-import yaml
 from notebook_cells import run_cells
 from torch import Tensor
 
 from itm_lab.evidence.ledger import Ledger
+from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.records.parameters import declared_parameters
 from itm_lab.records.rules import comparisons
 from itm_utils.errors import ItmError
@@ -577,12 +577,12 @@ def test_the_last_stage_has_the_loss_of_the_parameters() -> None:
     assert asdict(objective.config) == settings and not objective.by_image
 
 
-# ---------------------------------------------------------------- the recipes, variant against variant
+# ---------------------------------------------------------------- the experiments, variant against variant
 
 
 def variants(dataset: str) -> dict[str, dict]:
-    paths = (ROOT / "recipes").glob(f"10_aoq_{dataset}_*.yaml")
-    found = [parameters() | yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths]
+    known = read_experiments(ROOT, "aoq").items()
+    found = [experiment.values() for name, experiment in known if name.startswith(f"aoq/{dataset}/")]
     return {given["variant"]: given for given in found}
 
 
@@ -590,7 +590,7 @@ def differing(one: dict, other: dict) -> set[str]:
     return {name for name in one if one[name] != other[name]} - {"variant", "run_dir", "learning_rate", "online_run"}
 
 
-def test_every_variant_of_a_rule_has_a_recipe() -> None:
+def test_every_variant_of_a_rule_has_an_experiment() -> None:
     ledger = Ledger()
     for dataset in ("scenes", "coco", "f30k"):
         rules = [rule for name, rule in ledger.rules.items() if name.startswith("AOQ") and dataset in rule["datasets"]]

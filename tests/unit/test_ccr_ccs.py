@@ -672,7 +672,7 @@ def test_a_paper_scale_run_asks_for_names_and_boxes_before_it_trains(tmp_path: P
 
     def run(**more) -> str:
         options = [word for name, value in (small | more).items() for word in ("-p", f"{name}={value}")]
-        itm = [str(Path(sys.executable).with_name("itm")), "run", "11_ccr_ccs_f30k_scan_baseline"]
+        itm = [str(Path(sys.executable).with_name("itm")), "run", "ccr_ccs/f30k/scan_baseline"]
         command = [*itm, *options, "--receipts", str(tmp_path / "receipts")]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
         return ended.stdout + ended.stderr

@@ -161,6 +161,6 @@ def test_splits_that_do_not_fit_together_are_refused_before_training(
     np.save(path, np.zeros(shape, dtype=np.float32))
     for other in ("boxes", "sizes"):
         path.with_name(f"{split}_{other}.npy").unlink()
-    message = f"{split}_ims.npy: found pictures of shape {shape[1:]}, expected (6, 24), as in train."
+    message = f"{split}_ims.npy: found images of shape {shape[1:]}, expected (6, 24), as in train."
     with pytest.raises(ItmError, match=re.escape(message)):
         toy_run.open()

@@ -482,13 +482,19 @@ def test_committed_pages_hold_no_verdict_of_their_own() -> None:
 
 @pytest.fixture
 def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same with a chapter and a recipe, as the current folder."""
-    parameters = "variant: str = 'lab'  # name\nseed: int = 0  # seed\ndataset: str = 'scenes'  # data\nepochs: int = 2  # passes"
+    """The same with a chapter and an experiment, as the current folder."""
+    parameters = (
+        "variant: str = 'lab'  # name\nseed: int = 0  # seed\ndataset: str = 'scenes'  # data\n"
+        "epochs: int = 2  # passes\nrun_dir: str = ''  # folder"
+    )
     cell = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
     (root / "notebooks").mkdir()
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), root / "notebooks/01_vsepp.ipynb")
-    (root / "recipes").mkdir()
-    (root / "recipes/01_vsepp_scenes_warm.yaml").write_text(f"variant: {WARM}\ndataset: scenes\nepochs: 2\n")
+    (root / "experiments").mkdir()
+    warm = {"scenes": {"variant": WARM, "dataset": "scenes", "epochs": 2}}
+    warm["f30k"] = {"variant": WARM, "dataset": "data/f30k_precomp"}
+    datasets = {dataset: {"variants": {"warm": settings}} for dataset, settings in warm.items()}
+    (root / "experiments/vsepp.yaml").write_text(yaml.safe_dump({"datasets": datasets}), encoding="utf-8")
     monkeypatch.chdir(root)
     return root
 
@@ -528,8 +534,8 @@ def test_check_lets_a_good_receipt_pass(project: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"variant": ALL}, "the variant VSE++ all negatives, expected one of recipes of 01_vsepp on scenes"),
-        ({"parameters": {"epochs": 3}}, "epochs = 3, expected 2 as in 01_vsepp_scenes_warm.yaml"),
+        ({"variant": ALL}, "the variant VSE++ all negatives, expected one of experiments of 01_vsepp on scenes"),
+        ({"parameters": {"epochs": 3}}, "epochs = 3, expected 2 as in vsepp/scenes/warm"),
         ({"parameters": {"epochs": 2, "trick": 1}}, "trick = 1, expected None"),
         ({"rules": {"VSEPP-01": "0" * 64}}, "another rule of VSEPP-01"),
         ({"rules": {}}, "another rule of VSEPP-01"),
@@ -548,7 +554,6 @@ def test_check_refuses(project: Path, change: dict, message: str) -> None:
 
 
 def test_check_refuses_other_data_than_the_receipts_that_are_there(project: Path) -> None:
-    (project / "recipes/01_vsepp_f30k.yaml").write_text(f"variant: {WARM}\ndataset: data/f30k_precomp\n")
     photos = {"dataset": "f30k_precomp", "images": 1000}
     first = put(project, WARM, (500,), folder="brought", **photos)[0]
     assert itm("ledger", "--check", first)[0] == 0

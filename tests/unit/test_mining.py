@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from itm_lab.cli import app
 from itm_utils import mining, scoring
 from itm_utils.data.batches import OfflinePairs, PairDataset, WordCaptions
-from itm_utils.data.offline import rank_chances
+from itm_utils.data.offline import rank_probabilities
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError
@@ -49,7 +49,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def irregular(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30 pictures with one to nine captions each."""
+    """30 images with one to nine captions each."""
     root = tmp_path_factory.mktemp("irregular")
     rng = np.random.default_rng(5)
     owner = np.repeat(np.arange(30), rng.integers(1, 10, size=30))
@@ -80,7 +80,7 @@ def toy_lists(mined: Path, toy_train: PrecompSplit, tmp_path: Path) -> OfflineLi
 
 
 def by_sorting(scores: Scores, owner: np.ndarray, h_t: int, h_i: int) -> tuple[np.ndarray, np.ndarray]:
-    """The obvious way: all scores, right pairs at the bottom, everything sorted, the lower number first if equal."""
+    """The obvious way: all scores, positive pairs at the bottom, everything sorted, the lower index first if equal."""
     own = owner == np.arange(len(scores.i2t))[:, None]
     i2t, t2i = (np.where(own, -np.inf, part.numpy()) for part in (scores.i2t, scores.t2i))
     texts = np.argsort(-i2t, axis=1, kind="stable")[:, :h_t]
@@ -134,11 +134,11 @@ def test_every_pair_is_scored_once_within_the_budget(
     assert lists.fingerprint == toy_lists.fingerprint
     assert sum(rows * columns for rows, columns in shapes) == 40 * 200
     assert max(rows * columns for rows, columns in shapes) <= SETTINGS["budget"] // 4 // 24  # bytes of a pair
-    assert max(rows for rows, _ in shapes) <= 16  # images of a shelf
+    assert max(rows for rows, _ in shapes) <= 16  # images of a block
 
 
 def test_one_image_may_own_nearly_all(tmp_path: Path) -> None:
-    """Tiles in which every pair is a right one, and lists as long as they can be."""
+    """Tiles in which every pair is a positive one, and lists as long as they can be."""
     np.save(tmp_path / "train_ims.npy", np.random.default_rng(0).normal(size=(3, 2, 4)).astype(np.float32))
     np.save(tmp_path / "train_owners.npy", np.repeat([0, 1, 2], [40, 1, 2]))
     (tmp_path / "train_caps.txt").write_text("a b\n" * 43)
@@ -247,7 +247,7 @@ class Product(Matcher):
 def test_killed_again_and_again_the_lists_are_the_same_bytes(
     toy_root: Path, toy_lists: OfflineLists, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first block, later, between a note and its rename, and between the lists and their manifest."""
+    """In the first block, later, between a checkpoint and its rename, and between the lists and their manifest."""
     moments = ["score:2", "replace:1", "score:40", "replace:4", "score:30", "write_json:1"]
     command = [sys.executable, SCRIPT, toy_root, tmp_path / "killed", *moments]
     run = subprocess.run([str(part) for part in command], capture_output=True, text=True)
@@ -292,12 +292,12 @@ def test_an_interrupted_call_goes_on_only_with_the_same_settings(
     for changed, settings in ((model, SETTINGS), (open_toy(toy_root)[0], SETTINGS | {"budget": 9000})):
         with pytest.raises(ItmError, match=r"unfinished\.safetensors: found (weights|budget) = "):
             mine(changed, split, captions, tmp_path / "run", **settings)
-    note = tmp_path / "run" / mining.STATE
-    note.write_bytes(note.read_bytes()[:100])
+    checkpoint = tmp_path / "run" / mining.STATE
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     again = mine(*open_toy(toy_root), tmp_path / "run", **SETTINGS)
     assert "Mining begins again." in capsys.readouterr().out
     assert again.fingerprint == toy_lists.fingerprint
-    assert not note.exists()
+    assert not checkpoint.exists()
 
 
 def test_finished_lists_are_read_and_not_mined_again(
@@ -316,12 +316,12 @@ def test_finished_lists_are_read_and_not_mined_again(
 def test_the_manifest_says_who_mined_what(toy_root: Path, tmp_path: Path) -> None:
     model, split, captions = open_toy(toy_root)
     lists = mine(model, split, captions, tmp_path, **SETTINGS, described={"run": "vsrn, seed 0"})
-    said = json.loads((tmp_path / "manifest.json").read_text())
-    assert said == lists.manifest
-    assert said["model"] == "Counting" and said["config"] == model.config
-    assert said["described"] == {"run": "vsrn, seed 0"}
-    assert said["data"]["fingerprint"] == split.identity()["fingerprint"]
-    assert said["text_source"] == captions.fingerprint
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest == lists.manifest
+    assert manifest["model"] == "Counting" and manifest["config"] == model.config
+    assert manifest["described"] == {"run": "vsrn, seed 0"}
+    assert manifest["data"]["fingerprint"] == split.identity()["fingerprint"]
+    assert manifest["text_source"] == captions.fingerprint
 
 
 def test_foreign_lists_are_refused(toy_root: Path, toy_lists: OfflineLists, tmp_path: Path) -> None:
@@ -352,9 +352,9 @@ def damaged_range(folder: Path) -> None:
 
 
 def _adjust_checksum(folder: Path) -> None:
-    said = json.loads((folder / "manifest.json").read_text())
-    said["files"]["texts"] = mining.read_lists.__globals__["_checksum"](folder / "texts.npy")
-    (folder / "manifest.json").write_text(json.dumps(said))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["texts"] = mining.read_lists.__globals__["_checksum"](folder / "texts.npy")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def cut(name: str, keep: float):
@@ -373,8 +373,8 @@ def flip(folder: Path) -> None:
 
 def rewrite(**changes):
     def damage(folder: Path) -> None:
-        said = json.loads((folder / "manifest.json").read_text())
-        (folder / "manifest.json").write_text(json.dumps(said | changes))
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps(manifest | changes))
 
     return damage
 
@@ -409,7 +409,7 @@ OWNER = np.repeat(np.arange(20), 5)
 
 
 def many_lists(h_t: int = 40, h_i: int = 12) -> OfflineLists:
-    """Random lists of 20 pictures with five captions each."""
+    """Random lists of 20 images with five captions each."""
     rng = np.random.default_rng(0)
     texts = [rng.permutation(np.flatnonzero(image != OWNER))[:h_t] for image in range(20)]
     images = [rng.permutation(np.flatnonzero(np.arange(20) != OWNER[c]))[:h_i] for c in range(100)]
@@ -417,7 +417,7 @@ def many_lists(h_t: int = 40, h_i: int = 12) -> OfflineLists:
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "normal", "tied"])
-def test_what_is_drawn_is_wrong_and_listed(sampling: str) -> None:
+def test_what_is_drawn_is_a_negative_of_the_lists(sampling: str) -> None:
     lists, captions = many_lists(), np.random.default_rng(1).integers(100, size=3000)
     drawn = draw_offline(lists, OWNER, captions, np.random.default_rng(2), sampling)
     assert all(part.dtype == np.int64 and part.shape == (3000,) for part in drawn)
@@ -448,22 +448,22 @@ def test_only_the_first_entries_are_used() -> None:
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "normal"])
-def test_drawing_again_gives_the_chances_of_all_wrong_pairs(sampling: str) -> None:
-    """Every pair (caption, image) of the lists as often as its chance says, right pairs never."""
+def test_drawing_again_gives_the_probabilities_of_all_negative_pairs(sampling: str) -> None:
+    """Every pair (caption, image) of the lists as often as its probability says, positive pairs never."""
     owner = np.repeat(np.arange(4), 3)
     lists = given_lists(np.tile([3, 4, 6, 9], (4, 1)), np.tile([1, 2, 3], (12, 1)))  # owners 1, 1, 2, 3
     drawn = draw_offline(lists, owner, np.zeros(60_000, dtype=int), np.random.default_rng(0), sampling)
-    chances = np.outer(rank_chances(4, sampling), rank_chances(3, sampling))
-    chances[owner[[3, 4, 6, 9]][:, None] == np.array([1, 2, 3])] = 0
+    probabilities = np.outer(rank_probabilities(4, sampling), rank_probabilities(3, sampling))
+    probabilities[owner[[3, 4, 6, 9]][:, None] == np.array([1, 2, 3])] = 0
     seen = np.zeros((4, 3))
     np.add.at(seen, (np.searchsorted([3, 4, 6, 9], drawn.texts), drawn.images - 1), 1)
-    np.testing.assert_allclose(seen / 60_000, chances / chances.sum(), atol=0.01)
-    assert (seen[chances == 0] == 0).all()
+    np.testing.assert_allclose(seen / 60_000, probabilities / probabilities.sum(), atol=0.01)
+    assert (seen[probabilities == 0] == 0).all()
 
 
-def test_the_shapes_of_the_chances() -> None:
-    bell, flat = rank_chances(300, "normal"), rank_chances(300, "uniform")
-    assert all(abs(chances.sum() - 1) < 1e-9 for chances in (bell, flat))
+def test_the_shapes_of_the_rank_probabilities() -> None:
+    bell, flat = rank_probabilities(300, "normal"), rank_probabilities(300, "uniform")
+    assert all(abs(probabilities.sum() - 1) < 1e-9 for probabilities in (bell, flat))
     assert bell.argmax() in (149, 150) and bell[0] < bell.max() / 50
     assert np.ptp(flat) == 0
     assert abs(bell[50:250].sum() - 0.9545) < 0.005  # two standard deviations
@@ -474,7 +474,7 @@ def test_lists_in_which_all_belong_together() -> None:
     texts, generator = np.tile([5, 6, 7, 8, 9], (4, 1)), np.random.default_rng(0)
     drawn = draw_offline(given_lists(texts, np.tile([1, 3], (20, 1))), owner, captions, generator, "normal")
     assert set(drawn.images) == {3}
-    with pytest.raises(ItmError, match=r"found caption 0 with one listed image.*Use longer lists"):
+    with pytest.raises(ItmError, match=r"found caption 0 with one offline image.*Use longer lists"):
         draw_offline(given_lists(texts, np.full((20, 1), 1)), owner, captions, generator)
 
 
@@ -570,8 +570,10 @@ def test_settings_that_cannot_be_drawn_are_refused_at_once(toy_pairs: PairDatase
 def far_from_offline(model: Matcher, batch: PairBatch) -> tuple[Tensor, dict[str, float]]:
     """Any loss in which every offline item has a part."""
     pairs = [batch, batch.offline.first, batch.offline.second]
-    right, *wrong = (model.score_pairs(model.encode_images(p.images), model.encode_texts(p.texts)).i2t for p in pairs)
-    return sum((0.2 - right + other).relu().mean() for other in wrong), {}
+    positive, *negatives = (
+        model.score_pairs(model.encode_images(p.images), model.encode_texts(p.texts)).i2t for p in pairs
+    )
+    return sum((0.2 - positive + other).relu().mean() for other in negatives), {}
 
 
 def test_training_with_offline_negatives_goes_on_bit_for_bit(
@@ -640,7 +642,7 @@ def test_token_states_are_computed_again_by_the_receipt(
     monkeypatch.setenv("ITM_CACHE", str(tmp_path / "cache"))
     states = copy.copy(toy_pairs.texts)
     monkeypatch.setattr(
-        "itm_lab.experiments.mine.token_states", lambda given: lambda split: states if given["text_encoder"] else 0
+        "itm_lab.finished_run.token_states", lambda given: lambda split: states if given["text_encoder"] else 0
     )
     model = MeanPool(1 + int(states.ids.max()), toy_pairs.split.feature_dim, 8)
     save_model(tmp_path / "run/stage/best.safetensors", model, toy_pairs.identity() | {"texts": "bert-1"})

@@ -7,27 +7,34 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from itm_lab.data.registry import KNOWN
 from itm_lab.experiments.cost import (
     BERT_TOKEN,
+    CAPTION_WORDS,
     PUBLISHED,
-    WORDS,
-    Counted,
+    Shape,
     Sizes,
+    StageCost,
+    at_batch,
     cost,
     count_rates,
     count_step,
-    counted,
+    counting,
     disk,
-    plan,
+    make_batch,
+    make_stages,
+    shape_of,
     sizes_of,
-    tokens_of,
-    trainings,
+    stage_costs,
 )
+from itm_lab.experiments.plan import plan
 from itm_lab.experiments.runner import Job
 from itm_utils.scoring import BATCH as BLOCK
 from itm_utils.scoring import BUDGET
+from itm_utils.training import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = Sizes(10, 50, 4, 20, 3, 15, regions=3, image_dim=6, vocabulary=30)
@@ -40,28 +47,91 @@ def job_of(name: str, *changes: str) -> Job:
     return plan(ROOT, [name], "", "0", list(changes), [])[0]
 
 
-def parts_of(job: Job) -> list[Counted]:
-    return [counted(training, SIZES, tokens_of(job)) for training in trainings(job, SIZES)]
+def parts_of(job: Job) -> list[StageCost]:
+    return stage_costs(job, SIZES)
+
+
+def stages_of(job: Job, sizes: Sizes = SIZES) -> tuple[list[Stage], Shape]:
+    """The trainings of a run, with numbers in them, and what its batches look like."""
+    shape = shape_of(job, sizes)
+    return make_stages(job, shape, "cpu"), shape
 
 
 def test_every_multiplication_of_vsepp() -> None:
-    """A linear map of the picture, a GRU over the caption, one product of vectors a pair."""
-    (training,) = trainings(job_of("01_vsepp_f30k_vsepp", *SMALL), SIZES)
+    """A linear projection of the image, a GRU over the caption, one product of vectors per pair."""
+    job = job_of("vsepp/f30k/vsepp", *SMALL)
+    (part,), ((stage,), shape) = parts_of(job), stages_of(job)
     image = 2 * SIZES.image_dim * WIDTH
-    caption = 2 * WORDS * 3 * WIDTH * (WORD + WIDTH)
+    caption = 2 * CAPTION_WORDS * 3 * WIDTH * (WORD + WIDTH)
     pair = 2 * WIDTH
-    assert count_rates(training.judged, SIZES, 0)[:5] == (image, caption, pair, False, 4 * WIDTH)
-    operations, held, weights = count_step(training, SIZES, 0)
-    # Back: twice the way forth, but no slope is asked for pictures, nor for the state before the first word.
+    assert count_rates(stage.validated, shape)[:5] == (image, caption, pair, False, 4 * WIDTH)
+    operations, held = count_step(stage, make_batch(BATCH, shape))
+    # Back: twice the way forth, but no gradient is asked for images, nor for the state before the first word.
     spared = image + 2 * 3 * WIDTH * WIDTH
     assert operations == BATCH * (3 * (image + caption) - spared) + 3 * pair * BATCH**2
     table, gru = SIZES.vocabulary * WORD, 3 * WIDTH * (WORD + WIDTH + 2)
-    assert weights == 4 * ((SIZES.image_dim + 1) * WIDTH + table + gru)
-    assert held > 4 * weights
+    assert part.step == operations and part.weights == 4 * ((SIZES.image_dim + 1) * WIDTH + table + gru)
+    assert held > 0 and part.held > 4 * part.weights
 
 
-def test_a_run_is_its_steps_its_looks_at_dev_and_its_test() -> None:
-    (part,) = parts_of(job_of("01_vsepp_f30k_vsepp", *SMALL))
+SAMPLES = [
+    "vsepp/f30k/vsepp", "scan/f30k/i2t_lse", "bfan/f30k/prob", "pfan/f30k/t2i", "vsrn/f30k/first", "saem/f30k/full",
+    "sgraf/f30k/sgr", "mmca/f30k/full", "mmca/f30k/all_negatives", "dcpa/f30k/two_stages", "dcpa/f30k/joint",
+    "aoq/f30k/scan_adapoffquin", "aoq/coco/bfan_offtri", "ccr_ccs/f30k/saf_ccr_ccs",
+]  # fmt: skip
+TINY = {"width": 16, "word_dim": 8, "heads": 2, "feed_forward": 8, "inter_feed_forward": 8, "channels": 4, "sim_dim": 4}
+TINY |= {"region_slots": 3, "caption_width": 8, "caption_word_dim": 8, "miner_width": 16, "position_dim": 4}
+
+
+def tiny(name: str, **more: int) -> Job:
+    """An experiment in small widths."""
+    known = job_of(name).parameters
+    tokens = {"token_dim": 12} if known.get("token_dim", 0) > 0 else {}
+    return job_of(name, *(f"{key}={value}" for key, value in (TINY | tokens | more).items() if key in known))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_step_of_few_pairs_tells_what_one_of_many_costs(name: str) -> None:
+    """l·b + q·b² through two counts goes through the count of the whole batch; SGR does a little once per step."""
+    stages, shape = stages_of(tiny(name))
+    for stage in stages:
+        counts = {pairs: count_step(stage, make_batch(pairs, shape)).operations for pairs in (7, 8, 13)}
+        many = counts.pop(13)
+        assert at_batch(counts, 13) == (pytest.approx(many, rel=1e-3) if name == "sgraf/f30k/sgr" else many), stage.name
+
+
+@pytest.mark.parametrize(
+    "name", ["scan/f30k/t2i_avg", "vsrn/f30k/first", "saem/f30k/full", "mmca/f30k/full", "sgraf/f30k/saf"]
+)
+def test_what_is_counted_is_what_pytorch_counts_when_it_computes(name: str) -> None:
+    """Constant products change nothing: the counter of PyTorch, around a step that computes, says the same."""
+    (stage,), shape = stages_of(tiny(name))
+    batch = make_batch(6, shape)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        loss, _ = stage.objective(stage.model.train(), batch)
+        loss.backward()
+    assert count_step(stage, batch).operations == counter.get_total_flops()
+
+
+def test_all_negatives_of_a_batch_are_counted() -> None:
+    """Of 64 pairs: 64 positive ones, and for each of them 63 captions and 63 images; with the hardest alone two."""
+    scored: dict[str, list[int]] = {}
+    for name, pairs in (("all_negatives", 64 + 2 * 64 * 63), ("full", 64 + 2 * 64)):
+        (stage,), shape = stages_of(tiny(f"mmca/f30k/{name}"))
+        seen = scored[name] = []
+        whole = stage.model.score_pairs
+        stage.model.score_pairs = lambda images, texts, whole=whole, seen=seen: (
+            seen.append(len(images)) or whole(images, texts)
+        )
+        with counting():
+            stage.objective(stage.model, make_batch(64, shape))
+        assert sum(seen) == pairs, seen
+    (all_of_them,), (hardest,) = (stage_costs(job_of(f"mmca/f30k/{name}"), PUBLISHED["f30k"]) for name in scored)
+    assert all_of_them.step > 4 * hardest.step
+
+
+def test_a_run_is_its_steps_its_validations_and_its_test() -> None:
+    (part,) = parts_of(job_of("vsepp/f30k/vsepp", *SMALL))
     image, caption, pair, *_ = part.rates
     dev, test = (image * n + caption * c + pair * n * c for n, c in ((4, 20), (3, 15)))
     assert part.steps == 3 * (50 // BATCH)
@@ -69,69 +139,71 @@ def test_a_run_is_its_steps_its_looks_at_dev_and_its_test() -> None:
 
 
 @pytest.mark.parametrize("every", [0, 1, 5, 12, 30, 36, 99])
-@pytest.mark.parametrize("name", ["08_mmca_f30k", "09_dcpa_f30k_intra"])
-def test_looks_at_dev_come_as_often_as_a_run_asks_for_them(name: str, every: int) -> None:
+@pytest.mark.parametrize("name", ["mmca/f30k/full", "dcpa/f30k/intra"])
+def test_validations_come_as_often_as_a_run_asks_for_them(name: str, every: int) -> None:
     small = ["width=16", "heads=2", "token_dim=12", f"batch_size={BATCH}", "epochs=3"]
     (part,) = parts_of(job_of(name, *small, f"validate_every={every}"))
     # As the training loop does: at every so many steps, and at the last.
-    looks = sum(step % (every or 12) == 0 or step == 36 for step in range(1, 37))
+    validations = sum(step % (every or 12) == 0 or step == 36 for step in range(1, 37))
     dev, test = (part.rates.every_pair(n, c) for n, c in ((4, 20), (3, 15)))
-    assert part.total == pytest.approx(36 * part.step + looks * dev + test)
+    assert part.total == pytest.approx(36 * part.step + validations * dev + test)
 
 
-def test_memory_holds_every_encoded_image_of_a_split_that_is_judged() -> None:
-    """On small batches that, and not a step, decides: a vector a region, their mask, and a block of pairs."""
-    (training,) = trainings(job_of("02_scan_f30k_t2i_avg", *SMALL), SIZES)
-    _, step, weights = count_step(training, SIZES, 0)
-    assert counted(training, SIZES, 0).held == step
+def test_memory_holds_every_encoded_image_of_a_split_that_is_scored() -> None:
+    """On small batches that, and not a step, decides: a vector per region, their mask, and a block of pairs."""
+    job = job_of("scan/f30k/t2i_avg", *SMALL)
+    (stage,), shape = stages_of(job)
+    (small,) = stage_costs(job, replace(SIZES, dev_captions=5, test_captions=5))
+    assert small.held == 4 * small.weights + count_step(stage, make_batch(BATCH, shape)).held
     many = replace(SIZES, dev_images=100_000, dev_captions=5)
-    part = counted(training, many, 0)
+    (part,) = stage_costs(job, many)
     encoded, block = SIZES.regions * (4 * WIDTH + 1), 5 * BLOCK * part.rates.pair_bytes
     assert part.rates.image_bytes == encoded
-    assert part.held == 4 * weights + 100_000 * encoded + block
+    assert part.held == 4 * part.weights + 100_000 * encoded + block
     assert part.rates._replace(pair_bytes=BUDGET).held(2, 5) == 2 * encoded + BUDGET
-    judged = counted(training, replace(SIZES, test_images=100_000, test_captions=5), 0)
-    assert judged.held == part.held  # the scores of the receipt are made the same way
+    (scored,) = stage_costs(job, replace(SIZES, test_images=100_000, test_captions=5))
+    assert scored.held == part.held  # the scores of the receipt are made the same way
 
 
-def test_two_stages_are_counted_each_and_the_second_is_judged_with_the_first() -> None:
+def test_two_stages_are_counted_each_and_the_second_is_validated_with_the_first() -> None:
     small = ["width=16", "heads=2", "feed_forward=8", "inter_feed_forward=8", "channels=4", "token_dim=12"]
     small += ["batch_size=5", "epochs=3", "inter_batch_size=4", "inter_epochs=2"]
-    job = job_of("09_dcpa_f30k", *small)
+    job = job_of("dcpa/f30k/two_stages", *small)
     intra, inter = parts_of(job)
     assert (intra.steps, inter.steps) == (3 * 10, 2 * 12)
-    second = count_rates(inter.training.matcher, SIZES, 12)
+    (_, stage), shape = stages_of(job)
+    second = count_rates(stage.model, shape)
     assert inter.rates.pair == pytest.approx(intra.rates.pair + second.pair)
     assert inter.rates.decoupled and not intra.rates.decoupled
-    (alone,) = parts_of(job_of("09_dcpa_f30k_intra", *small))
+    (alone,) = parts_of(job_of("dcpa/f30k/intra", *small))
     assert alone.total == intra.total
-    states = 2 * 12 * WORDS * (50 + 20 + 15)
+    states = 2 * 12 * CAPTION_WORDS * (50 + 20 + 15)
     scores = 2 * 4 * 3 * 15  # two directions
     assert disk(job, SIZES, [intra, inter]) == 9 * (intra.weights + inter.weights) + states + scores
 
 
 def test_mining_scores_every_pair_of_the_training_set() -> None:
-    job = job_of("10_aoq_f30k_vsrn_adapoffquin", *SMALL, *LISTS)
+    job = job_of("aoq/f30k/vsrn_adapoffquin", *SMALL, *LISTS)
     miner, final = parts_of(job)
-    assert (miner.training.mines, final.training.mines) == (True, False)
+    assert (miner.stage.mines, final.stage.mines) == (True, False)
     assert (miner.steps, final.steps) == (2 * 10, 3 * 12)
     passes = [miner.rates.every_pair(n, c) for n, c in ((4, 20), (4, 20), (3, 15), (10, 50))]  # dev twice, test, train
     assert miner.total == pytest.approx(miner.steps * miner.step + sum(passes))
     assert miner.rates.pair == 2 * WIDTH  # one vector each
     lists = 10 * 10 + 2 * 50
     assert disk(job, SIZES, [miner, final]) == 9 * (miner.weights + final.weights) + 4 * 3 * 15 + 12 * lists
-    # A step with listed pairs encodes three times as many; the caption writer sees the batch alone.
-    (online,) = parts_of(job_of("10_aoq_f30k_vsrn_short", *SMALL, *LISTS, "round_one="))
+    # A step with offline negatives encodes three times as many; the caption decoder sees the batch alone.
+    (online,) = parts_of(job_of("aoq/f30k/vsrn_online_short", *SMALL, *LISTS, "round_one="))
     assert 2 * online.step < final.step < 3.5 * online.step
 
 
 def test_constraints_cost_something() -> None:
-    base, both = (parts_of(job_of(f"11_ccr_ccs_f30k_scan_{variant}", *SMALL))[0] for variant in ("baseline", "both"))
+    base, both = (parts_of(job_of(f"ccr_ccs/f30k/scan_{variant}", *SMALL))[0] for variant in ("baseline", "ccr_ccs"))
     assert base.step < both.step < 2 * base.step
 
 
 def test_a_quarter_of_the_data_is_a_quarter() -> None:
-    whole, quarter = (sizes_of(job_of(f"09_dcpa_f30k{end}")) for end in ("", "_quarter"))
+    whole, quarter = (sizes_of(job_of(f"dcpa/f30k/{name}")) for name in ("two_stages", "quarter_data"))
     assert (whole.images, whole.captions) == (29_000, 145_000)
     assert (quarter.images, quarter.captions) == (7_250, 36_250)
     assert quarter.dev_captions == whole.dev_captions
@@ -139,7 +211,7 @@ def test_a_quarter_of_the_data_is_a_quarter() -> None:
 
 @pytest.mark.parametrize("name", ["f30k", "coco"])
 def test_published_sizes_are_those_of_the_package(name: str) -> None:
-    """With fewer pictures, where a split has several sizes: what is said is a lower bound."""
+    """With fewer images, where a split has several sizes: what is said is a lower bound."""
     known, sizes = KNOWN[name].images, PUBLISHED[name]
     test = "testall" if "testall" in known else "test"
     found = {"train": sizes.images, "dev": sizes.dev_images, test: sizes.test_images}
@@ -149,13 +221,13 @@ def test_published_sizes_are_those_of_the_package(name: str) -> None:
 
 
 def test_the_text_encoder_reads_every_caption_once() -> None:
-    """Of BERT base 85 million weights take part in every token: twelve layers without the word table."""
+    """Of BERT base 85 million weights take part in every token: twelve layers without the embedding layer."""
     assert abs(BERT_TOKEN / (2 * 85e6) - 1) < 0.01
 
 
 def test_a_plan_says_memory_disk_and_hours_and_can_measure_them() -> None:
     changes = ["width=8", "word_dim=4", "batch_size=4", "epochs=1"]
-    guessed, timed = (cost(job_of("02_scan_f30k_t2i_avg", *changes), "V100", measure) for measure in (False, True))
+    guessed, timed = (cost(job_of("scan/f30k/t2i_avg", *changes), "V100", measure) for measure in (False, True))
     assert re.search(
         r"GiB, at most \d+\.\d GB on disk, at least \d+ min on one V100 if they reach 25% of its peak", guessed
     )

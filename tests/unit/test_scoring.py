@@ -18,7 +18,7 @@ class WordsLookAtRegions(Matcher):
     """A decoupled attention matcher, small and with every mask that matters."""
 
     def __init__(self, vocabulary_size: int, image_dim: int, width: int = 8) -> None:
-        super().__init__(vocabulary_size=vocabulary_size, image_dim=image_dim, width=width)
+        super().__init__()
         self.region_proj = nn.Linear(image_dim, width)
         self.word_embedding = nn.Embedding(vocabulary_size, width)
         self.noise = nn.Dropout(0.5)
@@ -105,8 +105,19 @@ def test_trim_keeps_real_words_behind_masked_ones_and_leaves_whole_items_alone()
 def test_models_that_leave_something_out_say_so() -> None:
     with pytest.raises(ItmError, match="Matcher does not define score"):
         Matcher().score(Images(), Texts())
-    with pytest.raises(ItmError, match="no public implementation"):
-        Matcher.from_public({}, {})
+
+
+def test_a_matcher_keeps_its_own_copy_of_mutable_arguments() -> None:
+    """What a caller does afterwards to its list or dictionary does not reach a checkpoint's config."""
+
+    class Configured(Matcher):
+        def __init__(self, sizes: dict[str, list[int]], layers: list[int], **more: object) -> None:
+            super().__init__()
+
+    sizes, layers, heads = {"width": [8]}, [1], [2]
+    model = Configured(sizes, layers, heads=heads)
+    sizes["width"].append(16), layers.append(2), heads.append(4)
+    assert model.config == {"sizes": {"width": [8]}, "layers": [1], "heads": [2]}
 
 
 def test_a_tile_bounds_the_blocks_on_a_cpu(scored, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 A module has ``NAMES`` (public name prefixes → ours) and ``load(state_dict, options)``, which builds our matcher with the
 public weights; it may have ``values(model, arrays)`` for the ``mid.*`` arrays of a case, and
-``compare_case(table, about, arrays)`` for cases of its own kind, which returns True where it has compared everything.
+``compare_case(table, about, arrays)`` for cases that only this code base has, which returns True where it has compared everything.
 """
 
 from __future__ import annotations

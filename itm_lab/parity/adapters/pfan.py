@@ -45,6 +45,7 @@ def values(model: PFAN, arrays: Arrays) -> dict[str, Tensor]:
     """Our values for the intermediate arrays of a case, where it has them."""
     image_batch, text_batch = batches(arrays)
     encoder = model.position_encoder
+    assert encoder is not None  # public checkpoints have one
     blocks, share = read_blocks(image_batch, encoder.grid)
     logits = encoder.logits(image_batch.regions, blocks)
     found = {

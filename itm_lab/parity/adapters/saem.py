@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from itm_lab.parity.comparison import Arrays, Table, batches, load_public, our_name
 from itm_utils.errors import input_error
-from itm_utils.matcher import TextBatch, Texts
+from itm_utils.matcher import PairBatch, TextBatch, Texts
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.saem import SAEM, WINDOWS, TextCNN, TransformerLayer, angular_loss, matrix_norms
 from itm_utils.models.scan import encode_words
@@ -63,7 +63,7 @@ class Bert(nn.Module):
         super().__init__()
         self.word_embedding = nn.Embedding(vocabulary_size, width)
         self.position_embedding = nn.Embedding(positions, width)
-        self.token_type_embedding = nn.Embedding(2, width)  # first or second sentence
+        self.token_type_embedding = nn.Embedding(2, width)  # first or second segment
         self.norm = nn.LayerNorm(width, eps=1e-12)
         self.layers = nn.ModuleList(TransformerLayer(width, heads, feed_forward, dropout=0.0) for _ in range(layers))
         self.requires_grad_(False)
@@ -91,7 +91,7 @@ class PublicTextEncoder(nn.Module):
             raise input_error("txt_stru", repr(pooling), f"one of {', '.join(POOLINGS)}")
         self.pooling = pooling
         self.cnn = TextCNN(token_dim, channels) if pooling == "cnn" else None
-        self.gru = nn.GRU(token_dim, batch_first=True, **gru) if pooling == "rnn" else None
+        self.gru = nn.GRU(token_dim, batch_first=True, **(gru or {})) if pooling == "rnn" else None
         pooled_dim = {"cnn": len(WINDOWS) * channels, "pooling": token_dim, "rnn": (gru or {}).get("hidden_size")}
         self.proj = nn.Linear(pooled_dim[pooling], width)
         self.dropout = nn.Dropout(dropout)
@@ -229,6 +229,7 @@ def losses(model: SAEM, arrays: Arrays) -> dict[str, Tensor]:
     images = model.encode_images(image_batch)
     chosen = torch.from_numpy(arrays["in.loss_caption_index"])
     texts = model.encode_texts(text_batch[chosen])
+    batch = PairBatch(image_batch, text_batch[chosen])
     scores, margin = model.score(images, texts), float(arrays["in.margin"])
     pooled = images.pooled, texts.pooled
     terms = {
@@ -240,7 +241,7 @@ def losses(model: SAEM, arrays: Arrays) -> dict[str, Tensor]:
     }
     for epoch in (0, 4, 5, 10, 20, 21):
         model.set_epoch(epoch)
-        extra = model.extra_losses(images, texts, None)
+        extra = model.extra_losses(images, texts, batch)
         terms[f"loss_total_epoch{epoch}"] = terms["loss_hard"] + sum(extra.values())
     return terms
 

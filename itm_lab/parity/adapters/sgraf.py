@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from itm_lab.parity.comparison import Arrays, batches, load_public
 from itm_utils.errors import input_error
 from itm_utils.matcher import Images, Texts
-from itm_utils.models.sgraf import SAF, SGRAF, unit_norm_attention
+from itm_utils.models.sgraf import SAF, SGRAF, GraphReasoningStep, unit_norm_attention
 
 STEP_NAMES = {"graph_query_w": "q_proj", "graph_key_w": "k_proj", "sim_graph_w": "out_proj"}
 NAMES = {
@@ -105,7 +105,7 @@ def probe_values(model: SGRAF, images: Images, text: Texts) -> dict[str, Tensor]
     }
     if isinstance(model.head, SAF):
         return found | {"mid.probe_saf_attn": model.head.weights([batch])[0][:, 0]}
-    for number, step in enumerate(model.head.steps):
+    for number, step in enumerate(cast(Sequence[GraphReasoningStep], model.head.steps)):
         fused = step.fused_projections()
         found[f"mid.probe_edge{number}"] = step.edges(nodes, nodes, fused)
         nodes = found[f"mid.probe_nodes{number}"] = step(nodes, nodes, fused)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from itm_utils.errors import input_error
 from itm_utils.matcher import PairBatch, Scores
 from itm_utils.metrics import ensemble
 from itm_utils.models.vsepp import hinge_loss
-from itm_utils.models.vsrn import VSRN, encode_regions, normalize_regions
+from itm_utils.models.vsrn import VSRN, ReasoningStep, encode_regions, normalize_regions
 
 STEP_NAMES = {"theta": "q_proj", "phi": "k_proj", "g": "v_proj", "W.0": "out_proj", "W.1": "norm"}
 DECODER_NAMES = {
@@ -77,11 +77,11 @@ def config(options: Mapping[str, Any]) -> dict[str, Any]:
 def values(model: VSRN, arrays: Arrays) -> dict[str, Tensor]:
     """Our values for the intermediate arrays of a case, where it has them."""
     images, texts = batches(arrays)
-    reasoning = model.reasoning
+    reasoning, steps = model.reasoning, cast(Sequence[ReasoningStep], model.reasoning.steps)
     regions = reasoning.project(images)
     found = {"mid.fc": reasoning.region_proj(images.regions), "mid.gcn_input": regions}
-    found["mid.affinity_gcn1_img0"] = reasoning.steps[0].relations(regions, images.mask)[0]
-    for n, step in enumerate(reasoning.steps):
+    found["mid.affinity_gcn1_img0"] = steps[0].relations(regions, images.mask)[0]
+    for n, step in enumerate(steps):
         found[f"mid.gcn{n + 1}"] = regions = step(regions, images.mask)
     found["mid.regions"] = regions = normalize_regions(regions, reasoning.norm_axis)
     found["mid.img_gru_last"] = encode_regions(model.region_gru, regions, images.mask)[2]
@@ -117,7 +117,7 @@ def compare_losses(table: Table, model: VSRN, margin: float, arrays: Arrays, pre
     encoded = model.encode_images(batch.images), model.encode_texts(batch.texts)
     scores = model.score(*encoded)
     losses = {kind: hinge_loss(scores, margin, kind == "hard") for kind in ("hard", "sum")}
-    losses["caption"] = sum(model.extra_losses(*encoded, batch).values())
+    losses["caption"] = sum(model.extra_losses(*encoded, batch).values(), torch.zeros(()))
     total = losses["hard"] + losses["caption"]
     named = {f"{prefix}loss_{kind}": loss for kind, loss in losses.items()}
     for key, loss in (named | {f"{prefix}total_loss": total}).items():
@@ -136,9 +136,10 @@ def compare_losses(table: Table, model: VSRN, margin: float, arrays: Arrays, pre
 
 def compare_clipping(table: Table, model: VSRN, arrays: Arrays) -> None:
     """Gradient norms: the public optimiser lists the caption decoder twice, so its clip norm counts it twice."""
-    squares = {name: p.grad.square().sum() for name, p in model.named_parameters()}
-    once = sum(squares.values())
-    again = sum(square for name, square in squares.items() if name.startswith("caption_decoder."))
+    squares = {name: p.grad.square().sum() for name, p in model.named_parameters() if p.grad is not None}
+    once = sum(squares.values(), torch.zeros(()))
+    decoder = [square for name, square in squares.items() if name.startswith("caption_decoder.")]
+    again = sum(decoder, torch.zeros(()))
     for name, total in (("unique", once), ("official", once + again)):
         key = f"out.clip_norm_{name}"
         table.add("gradients", key, total.sqrt(), arrays[key], relative=True)
