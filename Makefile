@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM = false
 export PYDEVD_DISABLE_FILE_VALIDATION = 1
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install book test unit parity notebooks pages serve export reproduce student lint format clean
+.PHONY: FORCE help install book test unit pytest parity notebooks pages serve export reproduce student lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 20
@@ -49,14 +49,17 @@ book: $(STAMP)  ## run every chapter on the embedded data, then build the HTML
 	$(BIN)/itm scenes build && $(BIN)/itm notebooks run && $(BIN)/itm book build --executed && \
 	echo "book: $$(( $$(date +%s) - start )) s; open _build/html/index.html"
 
-test: $(STAMP)  ## unit tests, parity, notebooks, strict book build
+test: $(STAMP)  ## all tests, slow ones included, parity, notebooks, strict book build
 	@start=$$(date +%s); \
-	$(MAKE) --no-print-directory unit && $(MAKE) --no-print-directory parity && \
+	$(MAKE) --no-print-directory pytest && $(MAKE) --no-print-directory parity && \
 	$(MAKE) --no-print-directory notebooks && $(MAKE) --no-print-directory pages && echo "test: $$(( $$(date +%s) - start )) s"
 
-unit: export OMP_NUM_THREADS = 1
-unit: $(STAMP)  # unit tests, two at a time
-	@$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+unit pytest: export OMP_NUM_THREADS = 1
+unit: $(STAMP)  ## the fast tests (about two minutes): models, metrics, data, parity; see tests/README.md
+	@$(BIN)/python -m pytest tests/unit tests/contract tests/parity -m 'not slow' -n 2 --dist worksteal
+
+pytest: $(STAMP)  # every test, slow ones included, two at a time
+	@$(BIN)/python -m pytest tests -n 2 --dist worksteal
 
 parity: $(STAMP)  # golden cases of the public implementations
 	@$(BIN)/itm parity tests/golden

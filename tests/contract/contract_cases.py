@@ -44,7 +44,10 @@ def options(**values: Iterable[Any]) -> list[dict[str, Any]]:
 DIRECTIONS = ("t2i", "i2t")
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "VSEPP": options(measure=("cosine", "order"), image_norm=(True, False), absolute=(False, True)),
-    "SCAN": options(direction=DIRECTIONS, first_norm=FIRST_NORMS, pooling=POOLINGS),
+    "SCAN": [
+        *options(direction=DIRECTIONS, first_norm=FIRST_NORMS),
+        *options(direction=DIRECTIONS, pooling=[name for name in POOLINGS if name != "LogSumExp"]),
+    ],
     "BFAN": options(focal=FOCALS),
     "PFAN": options(direction=DIRECTIONS, position=POSITIONS),
     "VSRN": options(architecture=("coco", "f30k"), norm_axis=("width", "regions")),

@@ -26,7 +26,9 @@ def lacks_attention(objective: type, model: Matcher, batch: PairBatch) -> bool:
 
 
 def test_there_is_something_to_test() -> None:
-    assert {"HingeTriplet", "OfflineLoss", "AttentionConstraintLoss"} <= {objective.__name__ for objective in OBJECTIVES}
+    assert {"HingeTriplet", "OfflineLoss", "AttentionConstraintLoss"} <= {
+        objective.__name__ for objective in OBJECTIVES
+    }
 
 
 @every_objective

@@ -108,6 +108,7 @@ def test_a_build_after_a_failed_one_starts_afresh(project: Path, monkeypatch: py
     assert seen == [True, False]
 
 
+@pytest.mark.slow
 def test_strict_build(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
     """From a half-written state without a repository; then with one, and a broken reference."""
     html = project / "_build/html"

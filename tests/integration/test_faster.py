@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
-from test_devices import MATCHERS
 
 from itm_utils.data.batches import PairDataset
 from itm_utils.matcher import Matcher, OfflineNegatives, PairBatch
@@ -36,20 +35,11 @@ def scores_of(model: Matcher, batch: PairBatch) -> torch.Tensor:
     return model.score(model.encode_images(batch.images), model.encode_texts(batch.texts)).i2t.float()
 
 
-@pytest.mark.parametrize("matcher", MATCHERS, ids=lambda cls: cls.__name__)
-def test_half_precision(matcher: type[Matcher], any_pairs: PairDataset) -> None:
-    model, batch = made(matcher, any_pairs).eval(), any_pairs[list(range(0, 60, 3))]
-    with torch.inference_mode():
-        whole = scores_of(model, batch)
-        with torch.autocast("cpu", torch.bfloat16):
-            half = scores_of(model, batch)
-    assert 0 < (whole - half).abs().max() <= promised("precision=bf16")
-
-
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 
 @COMPILER
+@pytest.mark.slow
 @pytest.mark.parametrize("matcher", [SCAN, VSEPP], ids=lambda cls: cls.__name__)
 def test_compiled_scores(matcher: type[Matcher], any_pairs: PairDataset) -> None:
     """SCAN groups captions by length, and every number of groups is compiled anew: here there is one."""
@@ -67,6 +57,7 @@ def test_compiled_scores(matcher: type[Matcher], any_pairs: PairDataset) -> None
 
 
 @COMPILER
+@pytest.mark.slow
 def test_a_training_may_be_compiled_and_go_on_without(any_pairs: PairDataset, tmp_path: Path) -> None:
     config = TrainConfig(epochs=1, batch_size=50, learning_rate=0.01, schedule="constant", device="cpu", seed=1)
     ends = []

@@ -212,6 +212,7 @@ def test_edits_made_during_a_run_are_not_overwritten(path: Path) -> None:
     assert read_notebook(path).cells[0].source == "# Edited"
 
 
+@pytest.mark.slow
 def test_interrupt_leaves_no_kernel_behind(path: Path) -> None:
     source = "import os, time\nfrom pathlib import Path\nPath('pid').write_text(str(os.getpid()))\ntime.sleep(300)"
     add_cell(path, code(source, "sleep"))
@@ -232,6 +233,7 @@ def test_interrupt_leaves_no_kernel_behind(path: Path) -> None:
 # --- other tools on the same notebooks ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nbval_sees_one_altered_output(path: Path) -> None:
     altered = path.with_name("02_altered.ipynb")
     altered.write_text(path.read_text())

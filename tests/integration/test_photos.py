@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from conftest import exported, small
+from conftest import small, whole_matchers
 from killed_photos import Tiny
 from PIL import Image
 from typer.testing import CliRunner, Result
@@ -39,7 +39,6 @@ from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.text_encoder import bert_captions
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError
-from itm_utils.matcher import Matcher
 from itm_utils.models.dcpa import DCPA
 from itm_utils.models.scan import SCAN
 from itm_utils.models.vsepp import MeanPool
@@ -496,6 +495,7 @@ def killed(folder: Path, out: str, *moments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_killed_and_called_again_it_ends_in_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "photos/bad.png").write_bytes(b"bad")
     add_caption(folder, "bad.png,a bad one", "p00.png,a third one")
@@ -805,12 +805,7 @@ def test_every_matcher_says_where_its_words_look_or_has_none(any_pairs: PairData
     torch.manual_seed(0)
     split, texts = any_pairs.split, any_pairs.texts
     sentence, looking = split.captions[17], set()
-    for matcher in exported(Matcher):
-        if "PUBLIC_NAMES" not in vars(matcher) and matcher.__name__ not in (
-            "MeanPool",
-            "DCPA",
-        ):  # a part of models, not a model
-            continue
+    for matcher in whole_matchers():
         model = small(matcher, 1 + int(texts.ids.max()), split.feature_dim)
         opened = searching.Opened(model, split, Path("best.safetensors"), {}, split.root)
         if (attention := word_attention(opened, 3, texts, 17, sentence)) is not None:

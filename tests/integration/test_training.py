@@ -58,6 +58,7 @@ def digest(folder: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_a_run_ends_in_the_same_weights_bit_for_bit(toy_root: Path, tmp_path: Path) -> None:
     assert run_script(toy_root, tmp_path / "whole") == 0
     expected = digest(tmp_path / "whole")
@@ -72,6 +73,7 @@ def test_killed_again_and_again_a_run_ends_in_the_same_weights_bit_for_bit(toy_r
     assert not list((tmp_path / "killed").glob(".*.tmp"))
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_batches(toy_root: Path, tmp_path: Path) -> None:
     """Each takes every other batch: half the steps, and one set of weights."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", SCRIPT]

@@ -36,6 +36,7 @@ def copy_case(target: Path, change=lambda arrays, about: None) -> Path:
     return target / "case.npz"
 
 
+@pytest.mark.slow
 def test_the_public_metrics_are_matched_exactly() -> None:
     rows = list(run_folder(GOLDEN / "eval"))
     assert len(rows) == len(list((GOLDEN / "eval").glob("*.npz")))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import exported, small
+from conftest import small, whole_matchers
 
 from itm_lab.scenes import scenes_folder
 from itm_lab.scenes.phrases import scenes_grounding
@@ -429,9 +429,3 @@ def test_every_matcher_whose_words_attend_can_be_measured(any_pairs, toy_vocabul
         assert quality.recall[0] > 0
         assert model.training, "the mode it was in"
     assert {"SCAN", "BFAN", "SGRAF", "MMCA", "DCPA"} <= set(measured)
-
-
-def whole_matchers() -> list[type[Matcher]]:
-    """Exported matchers that are built by their own constructor and are no base of another."""
-    found = [matcher for matcher in exported(Matcher) if matcher.__init__ is not Matcher.__init__]
-    return [matcher for matcher in found if not any(o is not matcher and issubclass(o, matcher) for o in found)]

@@ -93,6 +93,7 @@ def test_impossible_batch_sizes(size: int) -> None:
         ResumableBatches(100, size, 0)
 
 
+@pytest.mark.slow
 def test_workers_that_share_nothing_give_the_same_batches(toy_pairs: PairDataset) -> None:
     alone = list(pair_loader(toy_pairs, 50, seed=3))
     loader = pair_loader(toy_pairs, 50, seed=3, num_workers=2)

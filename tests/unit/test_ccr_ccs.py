@@ -661,6 +661,7 @@ def test_an_ensemble_has_the_mean_attention_metrics_of_its_members(tmp_path: Pat
 # ---------------------------------------------------------------- photographs, with phrases of Flickr30K Entities
 
 
+@pytest.mark.slow
 def test_a_paper_scale_run_asks_for_names_and_boxes_before_it_trains(tmp_path: Path) -> None:
     data = write_toy_dataset(tmp_path / "f30k", {"train": 40, "dev": 10, "test": 20}, regions=36, width=32)
     photos, names = [f"photo_{number}" for number in range(20)], tmp_path / "entities" / "names.txt"

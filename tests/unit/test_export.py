@@ -170,13 +170,23 @@ def test_committed_modules_are_current() -> None:
     assert stale_modules(ROOT, render_all(ROOT)) == {}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "itm_utils/models").glob("*.py")), ids=lambda path: path.stem)
-def test_every_module_imports_without_data_gpu_or_network(path: Path, tmp_path: Path) -> None:
-    name = "itm_utils.models" if path.stem == "__init__" else f"itm_utils.models.{path.stem}"
-    # a process of its own: here the module may have been imported before
-    script = f"import socket; socket.socket.connect = None; import {name}"
+def test_every_module_imports_without_data_gpu_or_network(tmp_path: Path) -> None:
+    """In one new process, because here a module may have been imported before."""
+    stems = sorted(path.stem for path in (ROOT / "itm_utils/models").glob("*.py"))
+    names = ["itm_utils.models" if stem == "__init__" else f"itm_utils.models.{stem}" for stem in stems]
+    # Each module anew: what one has imported does not help the next.
+    script = (
+        "import importlib, socket, sys, torch\n"
+        "socket.socket.connect = None\n"
+        f"for name in {names}:\n"
+        "    for known in [known for known in sys.modules if known.startswith('itm_utils')]:\n"
+        "        del sys.modules[known]\n"
+        "    importlib.import_module(name)\n"
+        "    print(name)\n"
+    )
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "ITM_CACHE": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
+    run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (run.returncode, run.stdout.split()) == (0, names), run.stderr
     assert not list(tmp_path.iterdir())
 
 

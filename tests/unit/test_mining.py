@@ -14,14 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import exported, small
+from conftest import small
 from killed_mining import SETTINGS, Counting, open_toy
 from torch import Tensor
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
 from itm_lab.cli import app
-from itm_lab.finished_run import find_model
 from itm_utils import mining, scoring
 from itm_utils.data.batches import OfflinePairs, PairDataset, WordCaptions
 from itm_utils.data.offline import rank_probabilities
@@ -244,6 +243,7 @@ class Product(Matcher):
         return Scores.same(images.pooled @ texts.pooled.T)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_the_lists_are_the_same_bytes(
     toy_root: Path, toy_lists: OfflineLists, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -655,12 +655,6 @@ def test_token_states_are_computed_again_by_the_receipt(
         assert (result.exit_code == 0) == (states.fingerprint == "bert-1"), result.output
         assert result.exit_code == 0 or "found token states bert-2, expected bert-1" in result.stderr
     assert read_lists(tmp_path / "lists", toy_pairs.split).manifest["text_source"] == "bert-1"
-
-
-@pytest.mark.parametrize("matcher", exported(Matcher), ids=lambda kind: kind.__name__)
-def test_every_whole_model_of_the_book_is_found_and_no_part_of_one(matcher: type[Matcher]) -> None:
-    bases = {base for kind in exported(Matcher) for base in kind.__mro__[1:]}
-    assert find_model(matcher.__name__) is (None if matcher in bases else matcher)
 
 
 def refused(message: str, *words: object) -> None:
