@@ -56,10 +56,10 @@ test: $(STAMP)  ## all tests, slow ones included, parity, notebooks, strict book
 
 unit pytest: export OMP_NUM_THREADS = 1
 unit: $(STAMP)  ## the fast tests (about two minutes): models, metrics, data, parity; see tests/README.md
-	@$(BIN)/python -m pytest tests/unit tests/contract tests/parity -m 'not slow' -n 2 --dist worksteal
+	@$(BIN)/python -m pytest tests/unit tests/contract tests/parity -m 'not slow' -n 2 --dist loadgroup --no-loadscope-reorder
 
 pytest: $(STAMP)  # every test, slow ones included, two at a time
-	@$(BIN)/python -m pytest tests -n 2 --dist worksteal
+	@$(BIN)/python -m pytest tests -n 2 --dist loadgroup --no-loadscope-reorder
 
 parity: $(STAMP)  # golden cases of the public implementations
 	@$(BIN)/itm parity tests/golden

@@ -25,23 +25,31 @@ from itm_utils.matcher import Matcher, TextBatch
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 TOKEN_DIM = 12  # width of the toy token states
-# Minutes on one worker: started first, so that the other worker has the short ones left to even things out.
-LONGEST = ("test_paper_scale.py", "test_run.py", "test_book.py", "test_faster.py")
+# Tests of these files share runs that take minutes: one worker does all of a file, and begins with it.
+TOGETHER = ("test_paper_scale.py",)
+# Many short tests that share nothing: any worker does the next one.
+APART = ("test_matchers.py", "test_objectives.py")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups after this
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first, those of the longest files before the others; the rest in the order of their names.
+    """Keep two workers busy (``--dist loadgroup --no-loadscope-reorder``).
 
-    With ``--dist worksteal`` the first half of the list goes to one worker and the second to the other: slow tests are
-    dealt out in turn to the beginnings of both halves.
+    Slow tests come first and one by one, whoever is free takes the next; fast ones go file by file, so that fixtures
+    and imports are shared; what can be split finely comes last and evens things out.
     """
-    rank = {name: place for place, name in enumerate(LONGEST)}
-    slow = [item for item in items if item.get_closest_marker("slow") or item.path.name in rank]
-    slow.sort(key=lambda item: rank.get(item.path.name, len(rank)))
-    ids = {id(item) for item in slow}
-    fast = [item for item in items if id(item) not in ids]
-    middle = len(fast) // 2
-    items[:] = [*slow[::2], *fast[:middle], *slow[1::2], *fast[middle:]]
+
+    def place(item: pytest.Item) -> int:
+        if item.path.name in TOGETHER:
+            return 0
+        if item.get_closest_marker("slow"):
+            return 1
+        return 3 if item.path.name in APART else 2
+
+    items.sort(key=place)
+    for item in items:
+        if place(item) in (0, 2):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 @pytest.fixture(scope="session")
