@@ -47,10 +47,9 @@ class OfflineLists:
 
     def __reduce__(self) -> tuple:
         # A worker process maps the files itself: pickling a map would send all it holds.
-        arrays = (self.texts, self.images)
-        if all(isinstance(array, np.memmap) for array in arrays):
-            return _map_again, (*(str(array.filename) for array in arrays), self.manifest)
-        return OfflineLists, (*arrays, self.manifest)
+        if isinstance(self.texts, np.memmap) and isinstance(self.images, np.memmap):
+            return _map_again, (str(self.texts.filename), str(self.images.filename), self.manifest)
+        return OfflineLists, (self.texts, self.images, self.manifest)
 
     @property
     def fingerprint(self) -> str:
@@ -101,13 +100,13 @@ def write_lists(folder: Path, texts: np.ndarray, images: np.ndarray, manifest: M
 def read_lists(folder: str | Path, split: PrecompSplit) -> OfflineLists:
     """Read the lists of a folder; an error if they are damaged or of another split."""
     manifest, path = read_manifest(folder), Path(folder) / "manifest.json"
-    arrays = []
+    arrays = {}
     for name in FILES:
-        arrays.append(load_array(path.with_name(f"{name}.npy"), mmap_mode="r"))
+        arrays[name] = load_array(path.with_name(f"{name}.npy"), mmap_mode="r")
         if _checksum(path.with_name(f"{name}.npy")) != manifest["files"][name]:
             expected = f"those that {path.name} describes"
             raise input_error(path.with_name(f"{name}.npy"), "other bytes than were mined", expected, AGAIN)
-    lists = OfflineLists(*arrays, manifest)
+    lists = OfflineLists(**arrays, manifest=manifest)
     lists.check(split, path)
     return lists
 
@@ -225,7 +224,7 @@ def rank_probabilities(length: int, sampling: str) -> np.ndarray:
 
 def _list_length(table: np.ndarray, wanted: int | None, what: str) -> int:
     """How many entries of each list are used."""
-    wanted = table.shape[1] if wanted is None else wanted
-    if not 1 <= wanted <= table.shape[1]:
-        raise input_error(what, str(wanted), f"1 to {table.shape[1]}, the length of the lists")
-    return wanted
+    length = table.shape[1] if wanted is None else wanted
+    if not 1 <= length <= table.shape[1]:
+        raise input_error(what, str(length), f"1 to {table.shape[1]}, the length of the lists")
+    return length
