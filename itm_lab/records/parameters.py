@@ -37,9 +37,10 @@ def declared_parameters(source: str) -> dict[str, tuple[str, Any]]:
         statements = ast.parse(source).body
     except SyntaxError:  # a cell with a magic
         return {}
-    if not statements or not all(isinstance(line, ast.AnnAssign) and line.value for line in statements):
+    typed = [one for one in statements if isinstance(one, ast.AnnAssign) and one.value]
+    if not typed or len(typed) < len(statements):
         return {}
-    return {ast.unparse(one.target): (ast.unparse(one.annotation), ast.literal_eval(one.value)) for one in statements}
+    return {ast.unparse(one.target): (ast.unparse(one.annotation), ast.literal_eval(one.value or "")) for one in typed}
 
 
 def annotated(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
