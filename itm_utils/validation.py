@@ -1,4 +1,4 @@
-"""Settings validated by pydantic models; what is wrong is said in the one line of :func:`input_error`."""
+"""Settings validated by pydantic models; an error is one line, in the form of :func:`input_error`."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def search_jobs(experiment: Experiment, choices: dict[str, list[Any]], overrides
 
 
 def grid_jobs(experiment: Experiment, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
-    """Every combination of the choices, on dev, each with a seed of its own: the last choice changes first.
+    """Every combination of the choices, on dev, seeds in order: the last choice changes first.
 
     As many runs of something without choices are a baseline for the best of them: they show the sampling noise.
     """

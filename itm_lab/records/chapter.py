@@ -1,4 +1,4 @@
-"""What every chapter does around its model: check its parameters, open its data, leave a receipt.
+"""What every chapter does around its model: check its parameters, open its data, save the run.
 
 A chapter declares its parameters in one cell of typed literals; papermill puts a second cell after it. Both are
 checked here, so that a misspelt name is an error at once, not a run with the wrong setting.
