@@ -75,7 +75,10 @@ def notebook_model(path: Path) -> type[Settings]:
 def _read_model(path: Path, changed: int) -> type[Settings]:
     from papermill import inspect_notebook
 
-    found = inspect_notebook(str(path))
+    try:
+        found = inspect_notebook(str(path))
+    except ValueError as error:  # no kernel, no JSON
+        raise input_error(path, f"what papermill cannot read ({error})", "a notebook with a Python kernel") from None
     declared = {one["name"]: (one["inferred_type_name"], ast.literal_eval(one["default"])) for one in found.values()}
     if not declared:
         raise input_error(path, "no cell of parameters", "a cell of typed literals with the tag `parameters`")
