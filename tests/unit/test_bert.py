@@ -196,6 +196,7 @@ def test_what_cannot_be_had_offline_is_one_clear_error(tmp_path):
         load_text_encoder(tmp_path)
 
 
+@pytest.mark.slow
 def test_loading_the_default_is_silent_and_needs_no_network():
     """A socket that cannot be opened would raise."""
     script = (

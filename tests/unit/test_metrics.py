@@ -29,6 +29,7 @@ from itm_utils.metrics.retrieval import (
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "eval"
 
 
+@pytest.mark.slow
 def test_the_recipe_cases_describe_the_matrices_that_were_measured() -> None:
     for case, key in (("given_recipe_fold5_1k", "in.seeds"), ("given_recipe_n1000", "in.seed")):
         about = json.loads((GOLDEN / f"{case}.json").read_text())
