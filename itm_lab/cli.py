@@ -200,7 +200,7 @@ def recipe(
             typer.echo(f"{name}: {experiment.about}")
         return
     if write is None:
-        if len(experiments or []) != 1:
+        if not experiments or len(experiments) != 1:
             raise ItmError("itm recipe: give one experiment, or --write, or --list")
         typer.echo(plan_one(root, experiments[0], parameter or []).recipe, nl=False)
         return

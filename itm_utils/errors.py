@@ -12,7 +12,7 @@ class ItmError(ValueError):
 def input_error(where: str | Path, found: str, expected: str, hint: str = "") -> ItmError:
     """Build an :class:`ItmError` in the one form the whole package uses.
 
-    >>> print(problem("dev_caps.txt", "1,013 lines", "a multiple of 1,000 images"))
+    >>> print(input_error("dev_caps.txt", "1,013 lines", "a multiple of 1,000 images"))
     dev_caps.txt: found 1,013 lines, expected a multiple of 1,000 images.
     """
     message = f"{where}: found {found}, expected {expected}."

@@ -25,7 +25,8 @@ class Settings(BaseModel):
 
 def settings_model(name: str, fields: Mapping[str, tuple[Any, Any]]) -> type[Settings]:
     """A model from name → (annotation, default)."""
-    return create_model(name, __base__=Settings, **dict(fields))
+    given: dict[str, Any] = dict(fields)
+    return create_model(name, __base__=Settings, **given)
 
 
 def validated(model: type[Settings], values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -46,7 +47,8 @@ def explained(model: type[Settings], error: Mapping[str, Any], where: str) -> It
         close = difflib.get_close_matches(name, model.model_fields, n=1)
         hint = f"Did you mean {close[0]}?" if close else f"There are: {', '.join(model.model_fields)}."
         return input_error(where or model.__name__, f"the parameter {name}", "one that the chapter has", hint)
-    limits, kind = number_limits(model, name), model.model_fields[name].annotation
+    limits = number_limits(model, name)
+    kind: Any = model.model_fields[name].annotation
     if error["type"] in ("int_type", "float_type", "bool_type", "string_type"):
         expected = f"a value of type {kind.__name__}" + (f": {limits}" if limits else "")
         return input_error(where or name, f"{name} = {value!r}", expected)

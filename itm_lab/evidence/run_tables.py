@@ -43,7 +43,7 @@ def compared(results: Path, committed: Path) -> Iterator[str]:
             values = [read_receipt(one)["metrics"]["rsum"]["value"] for one in (path, other)]
             differences[path.stem] = abs(values[0] - values[1])
     if differences:
-        worst = max(differences, key=differences.get)
+        worst = max(differences, key=lambda name: differences[name])
         same = sum(difference == 0 for difference in differences.values())
         yield f"{same} of {len(differences)} runs gave exactly the rsum of the committed receipts"
         yield f"the largest difference is {differences[worst]:.2f} ({worst})"

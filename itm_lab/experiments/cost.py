@@ -141,10 +141,13 @@ def sizes_of(job: Job) -> Sizes:
     """From the data if it is there, else from what is published about a dataset of that name."""
     folder, part = job.data, job.parameters.get("train_fraction", 1.0)
     if folder.is_dir():
-        train, *others = open_splits(folder, job.parameters["evaluate_on"])
-        numbers = [number for split in (train, *others) for number in (split.n_images, split.n_captions)]
-        regions = train.features.shape[1] if len(train.features.shape) == 3 else 1
-        sizes = Sizes(*numbers, regions, train.feature_dim, len(Vocabulary.of_folder(folder)))
+        train, dev, test = open_splits(folder, job.parameters["evaluate_on"])
+        sizes = Sizes(
+            images=train.n_images, captions=train.n_captions, dev_images=dev.n_images, dev_captions=dev.n_captions,
+            test_images=test.n_images, test_captions=test.n_captions,
+            regions=train.features.shape[1] if len(train.features.shape) == 3 else 1,
+            image_dim=train.feature_dim, vocabulary=len(Vocabulary.of_folder(folder)),
+        )  # fmt: skip
     else:
         name = next((name for name in PUBLISHED if re.search(name, folder.name)), None)
         if name is None:
@@ -186,13 +189,11 @@ def make_batch(pairs: int, shape: Shape, device: str = "cpu") -> PairBatch:
             sizes=torch.ones(pairs, 2),
             ids=ids,
         )
-        words, states = (pairs, CAPTION_WORDS), (pairs, CAPTION_WORDS, shape.token_dim)
-        texts = TextBatch(
-            lengths=torch.full((pairs,), CAPTION_WORDS),
-            ids=ids,
-            words=None if shape.token_dim else torch.ones(words, dtype=torch.long),
-            features=torch.rand(states) if shape.token_dim else None,
-        )
+        lengths = torch.full((pairs,), CAPTION_WORDS)
+        if shape.token_dim:
+            texts = TextBatch(lengths=lengths, ids=ids, features=torch.rand(pairs, CAPTION_WORDS, shape.token_dim))
+        else:
+            texts = TextBatch(lengths=lengths, ids=ids, words=torch.ones(pairs, CAPTION_WORDS, dtype=torch.long))
     batch = PairBatch(images=images, texts=texts)
     return replace(batch, offline=OfflineNegatives(batch, batch))
 

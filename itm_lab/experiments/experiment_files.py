@@ -194,7 +194,7 @@ def read_value(experiment: Experiment, name: str, text: str) -> Any:
     """A value from the command line."""
     if name not in experiment.model.model_fields:
         validated(experiment.model, {name: text}, experiment.name)  # says which name is close
-    kind = experiment.model.model_fields[name].annotation
+    kind: Any = experiment.model.model_fields[name].annotation
     if kind is bool:
         if text.lower() not in ("true", "false"):
             raise input_error(f"parameter {name}", repr(text), "true or false")

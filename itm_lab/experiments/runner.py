@@ -110,7 +110,7 @@ def make_jobs(experiment: Experiment, seeds: list[int] | None, overrides: dict[s
     """One job per seed, each in a folder of its own."""
     jobs = []
     for seed in seeds if seeds is not None else [experiment.values(overrides)["seed"]]:
-        values = experiment.values(overrides) | {"seed": seed}
+        values: dict[str, Any] = experiment.values(overrides) | {"seed": seed}
         base = Path(values["run_dir"] or f"runs/{experiment.name}")
         other = added_name(experiment, values["variant"]).replace(" ", "-")
         values["run_dir"] = str(base / "-".join(part for part in (other, f"s{seed}") if part))

@@ -101,10 +101,11 @@ class Chapter:
         """Open the dataset. texts: split → its captions as the model takes them; words of the vocabulary by default."""
         root = dataset_folder(self.parameters["dataset"])
         vocabulary = Vocabulary.of_folder(root)
-        splits = open_splits(root, self.parameters["evaluate_on"])
-        splits[0] = part_of(splits[0], self.parameters.get("train_fraction", 1.0))
-        train, dev, test = (texts(s) if texts else WordCaptions(s, vocabulary) for s in splits)
-        self.data = ChapterData(*splits, vocabulary, PairDataset(splits[0], train), dev, test)
+        train, dev, test = open_splits(root, self.parameters["evaluate_on"])
+        train = part_of(train, self.parameters.get("train_fraction", 1.0))
+        captions = [texts(split) if texts else WordCaptions(split, vocabulary) for split in (train, dev, test)]
+        pairs = PairDataset(train, captions[0])
+        self.data = ChapterData(train, dev, test, vocabulary, pairs, dev_texts=captions[1], test_texts=captions[2])
         return self.data
 
     def save_result(self, scores: Scores, result: TrainResult, more: Mapping[str, float] | None = None) -> Retrieval:
@@ -112,6 +113,8 @@ class Chapter:
 
         more: numbers besides the recalls that the chapter wants to find again.
         """
+        if self.data is None:
+            raise input_error(self.name, "scores without data", "a chapter that called open() before")
         split, given = self.data.test, self.parameters
         best = {"dev_rsum": result.best["rsum"]} if result.best else {}
         found = save_scores(

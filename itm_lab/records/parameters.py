@@ -37,9 +37,10 @@ def declared_parameters(source: str) -> dict[str, tuple[str, Any]]:
         statements = ast.parse(source).body
     except SyntaxError:  # a cell with a magic
         return {}
-    if not statements or not all(isinstance(line, ast.AnnAssign) and line.value for line in statements):
+    typed = [one for one in statements if isinstance(one, ast.AnnAssign) and one.value]
+    if not typed or len(typed) < len(statements):
         return {}
-    return {ast.unparse(one.target): (ast.unparse(one.annotation), ast.literal_eval(one.value)) for one in statements}
+    return {ast.unparse(one.target): (ast.unparse(one.annotation), ast.literal_eval(one.value or "")) for one in typed}
 
 
 def annotated(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
@@ -74,7 +75,10 @@ def notebook_model(path: Path) -> type[Settings]:
 def _read_model(path: Path, changed: int) -> type[Settings]:
     from papermill import inspect_notebook
 
-    found = inspect_notebook(str(path))
+    try:
+        found = inspect_notebook(str(path))
+    except ValueError as error:  # no kernel, no JSON
+        raise input_error(path, f"what papermill cannot read ({error})", "a notebook with a Python kernel") from None
     declared = {one["name"]: (one["inferred_type_name"], ast.literal_eval(one["default"])) for one in found.values()}
     if not declared:
         raise input_error(path, "no cell of parameters", "a cell of typed literals with the tag `parameters`")

@@ -100,14 +100,13 @@ def write_lists(folder: Path, texts: np.ndarray, images: np.ndarray, manifest: M
 def read_lists(folder: str | Path, split: PrecompSplit) -> OfflineLists:
     """Read the lists of a folder; an error if they are damaged or of another split."""
     manifest, path = read_manifest(folder), Path(folder) / "manifest.json"
-    arrays = []
+    arrays = {}
     for name in FILES:
-        arrays.append(load_array(path.with_name(f"{name}.npy"), mmap_mode="r"))
+        arrays[name] = load_array(path.with_name(f"{name}.npy"), mmap_mode="r")
         if _checksum(path.with_name(f"{name}.npy")) != manifest["files"][name]:
             expected = f"those that {path.name} describes"
             raise input_error(path.with_name(f"{name}.npy"), "other bytes than were mined", expected, AGAIN)
-    texts, images = arrays
-    lists = OfflineLists(texts, images, manifest)
+    lists = OfflineLists(**arrays, manifest=manifest)
     lists.check(split, path)
     return lists
 
@@ -225,7 +224,7 @@ def rank_probabilities(length: int, sampling: str) -> np.ndarray:
 
 def _list_length(table: np.ndarray, wanted: int | None, what: str) -> int:
     """How many entries of each list are used."""
-    used: int = table.shape[1] if wanted is None else wanted
-    if not 1 <= used <= table.shape[1]:
-        raise input_error(what, str(used), f"1 to {table.shape[1]}, the length of the lists")
-    return used
+    length = table.shape[1] if wanted is None else wanted
+    if not 1 <= length <= table.shape[1]:
+        raise input_error(what, str(length), f"1 to {table.shape[1]}, the length of the lists")
+    return length

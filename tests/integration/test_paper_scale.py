@@ -24,7 +24,7 @@ from itm_lab.experiments.ensembles import run_ensembles
 from itm_lab.experiments.experiment_files import find_experiment, read_experiments
 from itm_lab.experiments.plan import plan
 from itm_lab.experiments.runner import Job, run_jobs
-from itm_lab.publish.ledger_pages import arm_of, dataset_of, results_page
+from itm_lab.publish.ledger_pages import dataset_of, results_page, variant_of
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import read_receipt
 
@@ -211,10 +211,10 @@ def test_every_own_row_of_the_four_papers_has_an_experiment() -> None:
     for paper, content in ledger.results.items():
         for table, body in content["tables"].items():
             for block, row in ((part, row) for part in body["blocks"] for row in part["rows"]):
-                variant = arm_of(ledger, f"{paper} {table}", row)
+                variant = variant_of(ledger, f"{paper} {table}", row)
                 data = f"data/{dataset_of(block).removesuffix(' 5K')}_precomp"
                 if variant and (data, variant[0]) not in variants:
                     without.append(f"{paper} {table}: {variant[0]} on {data}")
                 elif not variant and (row.get("method") not in OTHERS or paper in ("AOQ", "CCR_CCS")):
-                    without.append(f"{paper} {table}: no arm for {row}")  # these two print only rows of their own
+                    without.append(f"{paper} {table}: no variant for {row}")  # these two print only rows of their own
     assert not without

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from itm_lab.cli import app
 from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger
 from itm_lab.evidence.verdicts import pearson_interval
+from itm_lab.notebook_io import KERNELSPEC
 from itm_lab.publish.ledger_pages import OTHERS, escape, page, variant_of
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, write_receipt
 from itm_lab.records.rules import comparisons, rule_digest
@@ -489,7 +490,8 @@ def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     cell = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
     (root / "notebooks").mkdir()
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), root / "notebooks/01_vsepp.ipynb")
+    kernel = {"kernelspec": KERNELSPEC, "language_info": {"name": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel), root / "notebooks/01_vsepp.ipynb")
     (root / "experiments").mkdir()
     warm = {"scenes": {"variant": WARM, "dataset": "scenes", "epochs": 2}}
     warm["f30k"] = {"variant": WARM, "dataset": "data/f30k_precomp"}

@@ -173,10 +173,10 @@ def compare_model(table: Table, about: About, arrays: Arrays) -> None:
     batch = pair_batch(arrays)
     images, texts = encode(model, batch)
     offline = offline_scores(model, images, texts, batch, config)
-    assert offline is not None  # AdapOffQuin uses them, and the case holds them
     scores = model.score(images, texts).i2t
     found = {"mid.S": scores, "out.sims": scores, "mid.img_emb": images.local, "mid.words": texts.local}
-    add_known(table, found | {f"mid.{name}": value for name, value in zip(OFFLINE, offline, strict=True)}, arrays)
+    found |= {f"mid.{name}": value for name, value in zip(OFFLINE, offline or (), strict=True)}
+    add_known(table, found, arrays)
     compare_step(table, model, adapter.NAMES, objective, arrays, "out.")
     if "out.train.AdapOffQuin" in arrays:
         compare_step(table, model.train(), adapter.NAMES, objective, arrays, "out.train.")
@@ -215,10 +215,10 @@ def compare_draws(table: Table, arrays: Arrays) -> None:
     owner = np.repeat(np.arange(len(lists.texts)), 5)
     generator: Any = RecordedDraws(arrays["in.draw_n"], arrays["in.draw_n2"])
     drawn = draw_offline(lists, owner, arrays["in.caption_index"], generator, "tied")
-    found: dict[str, np.ndarray] = dict(zip(("out.t_off", "out.i_off", "out.i2", "out.t2"), drawn, strict=True))
-    found["out.ioff_matches_toff"] = (drawn.images == drawn.text_images).astype(int)
+    names = ("t_off", "i_off", "i2", "t2", "ioff_matches_toff")
+    found = dict(zip(names, (*drawn, (drawn.images == drawn.text_images).astype(int)), strict=True))
     for name, value in found.items():
-        table.add("values", name, value, arrays[name])
+        table.add("values", f"out.{name}", value, arrays[f"out.{name}"])
 
 
 def compare_lists(table: Table, about: About, arrays: Arrays) -> None:
