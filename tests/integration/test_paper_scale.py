@@ -137,7 +137,7 @@ def test_the_recipe_of_an_experiment_gives_the_same_with_papermill_alone(
 ) -> None:
     """``papermill notebook out -y "$(itm recipe name)"``, as the pages say."""
     job = next(job for jobs in map(finished, [chapter_of(name)]) for job in jobs if job.experiment.name == name)
-    itm, alone = str(Path(sys.executable).with_name("itm")), "runs/alone"
+    itm, alone = str(Path(sys.executable).with_name("itm")), f"runs/alone/{name}"
     smaller = [word for key, value in changes_of(name).items() for word in ("-p", f"{key}={value}")]
     asked = [itm, "recipe", name, *smaller, "-p", f"variant={job.parameters['variant']}", "-p", f"run_dir={alone}"]
     recipe = subprocess.run(asked, cwd=small_book, check=True, capture_output=True, text=True).stdout
