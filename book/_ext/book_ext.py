@@ -79,7 +79,18 @@ class Architecture(SphinxDirective):
         alt = (
             "Every module of itm_lab and of itm_utils in the order of their layers, with its lines and what it imports."
         )
-        text = ["```{figure} /book/img/architecture.svg", f":alt: {alt}", "", CAPTION, "```", "", *fragment(found)]
+        # a heading first: Sphinx would put what stands before one to the end
+        text = [
+            "## Layers",
+            "",
+            "```{figure} /book/img/architecture.svg",
+            f":alt: {alt}",
+            "",
+            CAPTION,
+            "```",
+            "",
+            *fragment(found),
+        ]
         parent = nodes.Element()
         self.state.nested_parse(
             StringList("\n".join(text).splitlines()), self.content_offset, parent, match_titles=True

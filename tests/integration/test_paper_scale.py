@@ -75,7 +75,7 @@ def finished(small_book: Path) -> Callable[[str], list[Job]]:
     def run(chapter: str) -> list[Job]:
         if chapter not in done:
             jobs = [job for name in RUNS[chapter][0] for job in plan(small_book, [name], "", "", options(name), [])]
-            failed = run_jobs(jobs, small_book / "receipts", at_a_time=2)
+            failed = run_jobs(jobs, small_book / "made", at_a_time=2)
             for job in failed:
                 print((job.folder / "papermill.log").read_text(encoding="utf-8")[-3000:])
             assert not failed
@@ -96,9 +96,9 @@ def receipts_of(job: Job, results: Path) -> list[dict]:
 @pytest.mark.parametrize("chapter", RUNS)
 def test_experiments_run_to_a_receipt_and_a_row(chapter: str, finished: Callable, small_book: Path) -> None:
     jobs = finished(chapter)
-    rows = list(table_of(small_book / "receipts", run_ensembles(jobs, small_book / "receipts")))
+    rows = list(table_of(small_book / "made", run_ensembles(jobs, small_book / "made")))
     for job in jobs:
-        receipts = receipts_of(job, small_book / "receipts")
+        receipts = receipts_of(job, small_book / "made")
         coco = job.data.name == "coco_precomp"
         protocols = {f"all {TEST}", f"5 folds of {TEST // 5}"} if coco else {f"all {TEST}"}
         assert {receipt["protocol"] for receipt in receipts} == protocols
@@ -122,7 +122,7 @@ def test_experiments_run_to_a_receipt_and_a_row(chapter: str, finished: Callable
 def test_a_receipt_stands_beside_the_row_of_its_paper(
     chapter: str, paper: str, row: str, finished: Callable, small_book: Path
 ) -> None:
-    run_ensembles(finished(chapter), small_book / "receipts")
+    run_ensembles(finished(chapter), small_book / "made")
     ledger = Ledger(small_book)
     assert ledger.datasets["f30k"] == {"images": 1000}
     ledger.datasets["f30k"] = {"images": TEST}
@@ -151,7 +151,7 @@ def test_the_recipe_of_an_experiment_gives_the_same_with_papermill_alone(
         recipe,
     ]
     subprocess.run(command, cwd=small_book, check=True, capture_output=True)
-    mine, ours = (receipts_of(job, place) for place in (small_book / alone / "s0", small_book / "receipts"))
+    mine, ours = (receipts_of(job, place) for place in (small_book / alone / "s0", small_book / "made"))
     assert mine and [one["ranks"] for one in mine] == [one["ranks"] for one in ours]
     assert [one["parameters"] for one in mine] == [one["parameters"] for one in ours]
 
@@ -189,7 +189,7 @@ def test_killed_in_its_second_stage_a_run_ends_with_the_same_ranks(
     subprocess.run(command, cwd=small_book, check=True, capture_output=True)
     # The first training was read, and so were the lists that were mined with it: nothing was made again.
     assert {path: path.stat().st_mtime_ns for path in made} == written
-    whole, resumed = (receipts_of(job, small_book / place)[0] for place in ("receipts", f"{cut}/receipts"))
+    whole, resumed = (receipts_of(job, small_book / place)[0] for place in ("made", f"{cut}/receipts"))
     assert resumed["ranks"] == whole["ranks"] and resumed["metrics"]["rsum"] == whole["metrics"]["rsum"]
 
 
