@@ -31,25 +31,24 @@ TOGETHER = ("test_paper_scale.py",)
 APART = ("test_matchers.py", "test_objectives.py")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups after this
+def place(item: pytest.Item) -> int:
+    """When a test starts: shared runs first, then slow tests, then fast files, then what can be split finely."""
+    if item.path.name in TOGETHER:
+        return 0
+    if item.get_closest_marker("slow"):
+        return 1
+    return 3 if item.path.name in APART else 2
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Name the groups that one worker does (``--dist loadgroup``); xdist reads them when the collection is complete."""
+    if place(item) in (0, 2):
+        item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep two workers busy (``--dist loadgroup --no-loadscope-reorder``).
-
-    Slow tests come first and one by one, whoever is free takes the next; fast ones go file by file, so that fixtures
-    and imports are shared; what can be split finely comes last and evens things out.
-    """
-
-    def place(item: pytest.Item) -> int:
-        if item.path.name in TOGETHER:
-            return 0
-        if item.get_closest_marker("slow"):
-            return 1
-        return 3 if item.path.name in APART else 2
-
+    """Keep two workers busy (``--no-loadscope-reorder``): slow tests one by one, whoever is free takes the next."""
     items.sort(key=place)
-    for item in items:
-        if place(item) in (0, 2):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 @pytest.fixture(scope="session")
