@@ -195,6 +195,4 @@ def image_number(split: PrecompSplit, name: str) -> int:
         return known[alike[0]]
     close = alike or difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)
     where = f"{split.root}, split {split.name}"
-    raise input_error(
-        where, f"{'several pictures' if alike else 'no picture'} {name}", f"one of {', '.join(close[:3])}, …"
-    )
+    raise input_error(where, f"{'several images' if alike else 'no image'} {name}", f"one of {', '.join(close[:3])}, …")

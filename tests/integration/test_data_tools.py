@@ -172,16 +172,16 @@ def test_of_a_large_file_of_splits_only_what_is_asked_for_is_kept(tmp_path: Path
     splits = read_karpathy(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert splits.images("train")[99].captions[4] == "a red star . 99"
+    assert splits.images_of("train")[99].captions[4] == "a red star . 99"
     assert peak < 3 * path.stat().st_size  # the file as bytes and as text; all its words would be seven times as much
     changed(path, lambda c: [s.pop("raw") for image in c["images"] for s in image["sentences"]])
-    assert read_karpathy(path).pictures("train")[99].captions[4] == " ".join(words)
+    assert read_karpathy(path).images_of("train")[99].captions[4] == " ".join(words)
 
 
 def dataset_of(path: Path, root: Path, split: str, pictures: int, most: int | None = None, repeat: int = 1) -> Path:
     """Captions of a Karpathy file with random features, without ids, as in the public packages."""
     root.mkdir(exist_ok=True)
-    listed = read_karpathy(path).pictures(split)[:pictures]
+    listed = read_karpathy(path).images_of(split)[:pictures]
     lines = [caption.upper().replace(".", "") for picture in listed for caption in picture.captions[:most]]
     (root / f"{split}_caps.txt").write_text("\n".join(lines) + "\n")
     rows = np.repeat(np.random.default_rng(0).normal(size=(pictures, 2, 3)), repeat, axis=0)

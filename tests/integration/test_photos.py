@@ -121,7 +121,7 @@ def test_a_folder_becomes_a_dataset(folder: Path) -> None:
         seen |= set(split.ids)
     assert len(seen) == 12
     words = Vocabulary.of_folder(folder / "out").word2idx
-    assert {"dogs", "beach", "picture", ","} <= set(words)
+    assert {"dogs", "beach", "image", ","} <= set(words)
 
 
 def test_captions_that_differ_in_number_say_whose_they_are(folder: Path) -> None:
@@ -467,7 +467,7 @@ def test_a_picture_that_cannot_be_opened_is_left_out_though_another_has_its_size
         return read_image(path, *how, **more)
 
     monkeypatch.setattr(Path, "open", locked)
-    monkeypatch.setattr(extraction, "read_picture", unreadable)
+    monkeypatch.setattr(extraction, "read_image", unreadable)
     made = make(folder, sizes="2,1,1")
     assert "image left out\tx.png\tcannot be read (Permission denied)" in as_text(made.remarks)
     assert sum(pictures for pictures, _ in made.splits.values()) == 12
@@ -732,7 +732,7 @@ def test_photographs_of_coco_are_found_by_their_file_names(tmp_path: Path) -> No
         assert gallery.pixels_of(0).shape == (48, 64, 3) and gallery.size(0) == (64, 48) and not gallery.notes
     assert gallery.name(0) == "102"  # by which --image asks for it
     (tmp_path / "coco/test_names.txt").write_text("a.jpg\nb.jpg\n")
-    with pytest.raises(ItmError, match=r"test_names\.txt: found 2 names, expected 1, one an image"):
+    with pytest.raises(ItmError, match=r"test_names\.txt: found 2 names, expected 1, one per image"):
         Gallery(split, tmp_path / "photos")
     (tmp_path / "coco/test_names.txt").unlink()
     (tmp_path / "coco/test_ids.txt").unlink()
