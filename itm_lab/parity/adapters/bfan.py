@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from itm_lab.parity.adapters import scan
-from itm_lab.parity.comparison import Arrays, batches, load_public
+from itm_lab.parity.comparison import Arrays, load_public
 from itm_utils.errors import input_error
 from itm_utils.matcher import Images, Texts
 from itm_utils.models.bfan import BFAN
-from itm_utils.models.scan import attend, encode_words, pair_attention
+from itm_utils.models.scan import attend, pair_attention
 
 NAMES = scan.NAMES  # the encoders are SCAN's
 # Options of SCAN that BFAN fixes.
@@ -44,14 +44,7 @@ def config(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def values(model: BFAN, arrays: Arrays) -> dict[str, Tensor]:
     """Our values for the intermediate arrays of a case, where it has them."""
-    image_batch, text_batch = batches(arrays)
-    images, texts = model.encode_images(image_batch), model.encode_texts(text_batch)
-    words = model.word_embedding(text_batch.words)
-    found = {
-        "mid.img_emb": images.local,
-        "mid.cap_gru": encode_words(model.gru, words, text_batch.lengths),
-        "mid.cap_emb": texts.local,
-    }
+    images, texts, found = scan.encoder_values(model, arrays)
     if "mid.pair" in arrays:
         i, c = (slice(int(n), int(n) + 1) for n in arrays["mid.pair"])
         found |= pair_values(model, images[i], texts[c])

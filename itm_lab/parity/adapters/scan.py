@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from itm_lab.parity.comparison import Arrays, batches, load_public
 from itm_utils.errors import input_error
-from itm_utils.models.scan import SCAN, encode_words
+from itm_utils.matcher import Images, Texts
+from itm_utils.models.scan import SCAN, RegionsAndWords, encode_words
 
 NAMES = {
     "img_enc.fc": "region_proj",
@@ -51,8 +52,8 @@ def config(options: Mapping[str, Any]) -> dict[str, Any]:
     return ours | norms | {"weight_norm": encoder == "weight_norm"}
 
 
-def values(model: SCAN, arrays: Arrays) -> dict[str, Tensor]:
-    """Our values for the intermediate arrays of a case, where it has them."""
+def encoder_values(model: RegionsAndWords, arrays: Arrays) -> tuple[Images, Texts, dict[str, Tensor]]:
+    """Both sides of a case encoded, and the intermediate arrays of the encoders, which BFAN shares."""
     image_batch, text_batch = batches(arrays)
     images, texts = model.encode_images(image_batch), model.encode_texts(text_batch)
     words = model.word_embedding(text_batch.words)
@@ -61,6 +62,12 @@ def values(model: SCAN, arrays: Arrays) -> dict[str, Tensor]:
         "mid.cap_gru": encode_words(model.gru, words, text_batch.lengths),
         "mid.cap_emb": texts.local,
     }
+    return images, texts, found
+
+
+def values(model: SCAN, arrays: Arrays) -> dict[str, Tensor]:
+    """Our values for the intermediate arrays of a case, where it has them."""
+    images, texts, found = encoder_values(model, arrays)
     if "mid.pair" in arrays:
         i, c = (slice(int(n), int(n) + 1) for n in arrays["mid.pair"])
         attention = model.attention(images[i], texts[c])[model.direction]
