@@ -32,6 +32,7 @@ help:  ## show this list
 	@echo '  PYTHON=$(PYTHON)  TORCH=$(TORCH)  VENV=$(VENV)   (override on the command line)'
 
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c pass 2>/dev/null || { echo 'PYTHON=$(PYTHON) does not run: give a Python of 3.11 or later' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d; this book needs 3.11 or later: make … PYTHON=python3.12" % v)'
 	@start=$$(date +%s); \
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || exit 1; \
@@ -85,13 +86,13 @@ reproduce: $(STAMP)  ## run the lab experiments again with their seeds, and comp
 student: $(STAMP)  ## copies of the chapters without solutions, in _build/student/
 	@$(BIN)/itm notebooks student
 
-lint: $(STAMP)  ## ruff, pyright, import contracts, spelling, vocabulary, notebook rules, stale modules
+lint: $(STAMP)  ## ruff, bandit, pyright, import contracts, spelling, vocabulary, notebook rules, stale modules
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/lint-imports && \
-	$(BIN)/pyright && $(BIN)/itm vocabulary && $(BIN)/itm notebooks lint && $(BIN)/itm export --check
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml itm_utils itm_lab && $(BIN)/pyright && $(BIN)/itm vocabulary && $(BIN)/itm notebooks lint && $(BIN)/itm export --check
 
 format: $(STAMP)  ## ruff fixes and formatting, notebook metadata cleaned
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(BIN)/itm notebooks lint --fix
 
 clean:  ## remove what was built (never runs/, receipts/ or .venv)
 	@rm -rf _build .pytest_cache .ruff_cache .hypothesis *.egg-info
-	@find . -name __pycache__ -not -path './$(VENV)/*' -type d -prune -exec rm -rf {} +
+	@find benchmarks book itm_lab itm_utils notebooks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -48,12 +48,22 @@ def start(description: str, report: str, **defaults: int | list[int]) -> argpars
 
 
 def random_side(kind: type, lengths: np.ndarray, rng: torch.Generator, width: int = WIDTH) -> Images | Texts:
-    """Random unit vectors; zeros at padding."""
+    """Random unit vectors; zeros at padding; lengths on the host, as a loader gives them."""
     longest = int(lengths.max())
     local = nn.functional.normalize(torch.randn(len(lengths), longest, width, generator=rng), dim=-1)
     mask = length_mask(torch.from_numpy(lengths), longest)
     local[~mask] = 0
-    return kind(local=local, mask=mask)
+    return kind(local=local, mask=mask, lengths=torch.from_numpy(lengths))
+
+
+@torch.inference_mode()
+def bare_product(images: Images, texts: Texts, rows: int, columns: int) -> None:
+    """Every region times every real word, in blocks of so many images and captions."""
+    for column in range(0, len(texts), columns):
+        words = texts[column : column + columns]
+        flat = words.local[words.mask].T
+        for row in range(0, len(images), rows):
+            images.local[row : row + rows].flatten(0, 1) @ flat
 
 
 def sentence_lengths(captions: int, seed: int) -> np.ndarray:

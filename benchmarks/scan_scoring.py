@@ -9,10 +9,23 @@ every region times every word. The loop scores one caption at a time and builds 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
-from harness import REGIONS, WIDTH, finish, random_side, sentence_lengths, settings, some_of, start, take_turns, timed
+from harness import (
+    REGIONS,
+    WIDTH,
+    bare_product,
+    finish,
+    random_side,
+    sentence_lengths,
+    settings,
+    some_of,
+    start,
+    take_turns,
+    timed,
+)
 from torch import Tensor
 
 from itm_utils.matcher import Images, Texts
@@ -26,21 +39,10 @@ def matcher(direction: str) -> SCAN:
     return SCAN(vocabulary_size=4, image_dim=4, width=WIDTH, word_dim=4, direction=direction, **LOOK).eval()
 
 
-@torch.inference_mode()
-def bare_product(images: Images, texts: Texts) -> None:
-    """Every region times every real word, in blocks of the size that scoring uses."""
-    rows, columns = block_shape(matcher("t2i"), images, texts, BUDGET)
-    for column in range(0, len(texts), columns):
-        words = texts[column : column + columns]
-        flat = words.local[words.mask].T
-        for row in range(0, len(images), rows):
-            images.local[row : row + rows].flatten(0, 1) @ flat
-
-
 def time_scoring(images: Images, texts: Texts, rounds: int) -> tuple[dict[str, float], dict[str, int | None]]:
     """Seconds for all pairs, and peak memory; the jobs take turns, and the best round of each counts."""
     jobs = {
-        "bare product": lambda: bare_product(images, texts),
+        "bare product": lambda: bare_product(images, texts, *block_shape(matcher("t2i"), images, texts, BUDGET)),
         "t2i": lambda: score_all(matcher("t2i"), images, texts, progress=False),
         "i2t": lambda: score_all(matcher("i2t"), images, texts, progress=False),
     }
@@ -75,8 +77,8 @@ def time_backward(images: Images, texts: Texts, rounds: int) -> dict[str, dict[s
         model = matcher(direction)
 
         def run(score: Callable[[Images, Texts], Tensor]) -> None:
-            sides = [kind(local=side.local.clone().requires_grad_(), mask=side.mask)
-                     for kind, side in ((Images, images), (Texts, texts))]  # fmt: skip
+            sides = [replace(side, local=side.local.clone().requires_grad_())
+                     for side in (images, texts)]  # fmt: skip
             score(*sides).sum().backward()
 
         ways = {

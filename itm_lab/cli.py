@@ -40,14 +40,17 @@ app.add_typer(photos)
 @app.command()
 def parity(
     folder: Annotated[Path, typer.Argument(help="Reference cases, e.g. tests/golden.")],
+    device: Annotated[str, typer.Option(help="Where our models compute.")] = "cpu",
 ) -> None:
     """Compare our models with what the public implementations computed; fail beyond the tolerances."""
+    from itm_lab.parity.comparison import comparing_on
     from itm_lab.parity.reference_cases import run_folder
 
     beyond = cases = 0
-    for row in run_folder(folder):
-        typer.echo(str(row))
-        cases, beyond = cases + 1, beyond + (not row.ok)
+    with comparing_on(device):
+        for row in run_folder(folder):
+            typer.echo(str(row))
+            cases, beyond = cases + 1, beyond + (not row.ok)
     typer.echo(f"parity: {cases - beyond} of {cases} within the tolerances")
     raise typer.Exit(bool(beyond))
 
@@ -80,6 +83,33 @@ def ledger(
         typer.echo(line)
     count = Counter(book.verdict(claim).verdict for claim in claims)
     typer.echo(f"{len(claims)} claims: " + ", ".join(f"{number} {word}" for word, number in count.most_common()))
+
+
+@app.command()
+def doctor(
+    data_root: Annotated[Path | None, typer.Option("--data", help="A folder of datasets to look at, too.")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Accept this machine's GPU: about ten minutes.")] = False,
+    device: Annotated[str, typer.Option(help="With --gpu: cuda, mps or cpu.")] = "cuda",
+    out: Annotated[Path, typer.Option(help="With --gpu: the report to send back.")] = Path("doctor.json"),
+) -> None:
+    """Check this machine and its data in a minute; with --gpu, whether its GPU computes what the book computes."""
+    from itm_lab.data.report import MISSING, table
+    from itm_lab.doctor.acceptance import accept, write_report
+    from itm_lab.doctor.machine import check_data, check_machine
+
+    root = Paths.find().root
+    if not gpu:
+        found = [*check_machine(root), *(check_data(data_root) if data_root else ())]
+        for line in table(found):
+            typer.echo(line)
+        raise typer.Exit(any(result.state == MISSING for result in found))
+    findings, start = [], time.perf_counter()
+    for finding in accept(root, device, root / "tests/golden"):
+        typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name}: {finding.found}")
+        findings.append(finding)
+    write_report(out, device, findings, time.perf_counter() - start)
+    typer.echo(f"{out}: {sum(finding.ok for finding in findings)} of {len(findings)} ok")
+    raise typer.Exit(not all(finding.ok for finding in findings))
 
 
 @app.command(name="eval")
@@ -155,28 +185,42 @@ def run_experiments(
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
     from itm_lab.evidence.run_tables import compared, table_of
     from itm_lab.experiments import runner
+    from itm_lab.experiments.choice import search_runs
     from itm_lab.experiments.ensembles import run_ensembles
-    from itm_lab.experiments.plan import plan
+    from itm_lab.experiments.plan import plan, plan_searches
 
     root = Paths.find().root
-    planned = plan(root, experiments or [], table, seeds, parameter or [], search or [], grid or [])
+    results, asked = root / receipts, (root, experiments or [], table)
+    planned = plan(*asked, seeds, parameter or [], search or [], grid or [], results)
+    selections = [] if search or grid else plan_searches(*asked, parameter or [], results)
+    searches = search_runs(selections)
     if show:
-        for job in planned:
+        for job in (*searches, *planned):
             typer.echo(runner.shown(job))
+        for selection in selections:
+            typer.echo(
+                f"# {selection.experiment.name}: its settings are known when the search has ended; see `itm run`"
+            )
         return
     if dry_run:
         from itm_lab.experiments.cost import described
 
-        for line in described(planned, gpu, root / receipts, measure):
+        for line in (*map(str, selections), *described([*searches, *planned], gpu, results, measure)):
             typer.echo(line)
         return
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
-    failed = runner.run_jobs(planned, root / receipts, at_a_time)
+    if selections:
+        if runner.run_jobs(searches, results, at_a_time):
+            raise typer.Exit(1)
+        for selection in selections:
+            typer.echo(selection.record(results))
+        planned = plan(*asked, seeds, parameter or [], [], [], results)
+    failed = runner.run_jobs(planned, results, at_a_time)
     if not failed and not search and not grid:
-        for line in table_of(root / receipts, run_ensembles(planned, root / receipts)):
+        for line in table_of(results, run_ensembles(planned, results)):
             typer.echo(line)
     if receipts != Path("receipts"):
-        for line in compared(root / receipts, root / "receipts"):
+        for line in compared(results, root / "receipts"):
             typer.echo(line)
     raise typer.Exit(bool(failed))
 
@@ -221,6 +265,18 @@ def ensemble(
     from itm_lab.experiments.ensembles import ensemble_of
 
     ensemble_of(folders, variant, Paths.find().root / receipts)
+
+
+@app.command()
+def figures(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, e.g. runs/dcpa/f30k/two_stages/s0.")],
+    out: Annotated[Path | None, typer.Option(help="Where the figures go; otherwise figures/ in that folder.")] = None,
+) -> None:
+    """Draw the figures of a chapter from a finished run: its model, its data."""
+    from itm_lab.experiments.run_figures import draw_figures
+
+    for path in draw_figures(Paths.find().root, run, out):
+        typer.echo(path)
 
 
 @app.command()

@@ -83,8 +83,11 @@ def settings_in_receipt(path: Path) -> dict[str, Any] | None:
     """The parameters of the run that a checkpoint belongs to, if a receipt there names a text encoder."""
     for folder in path.parents[:2]:
         for receipt in sorted(folder.glob("[0-9]*/**/*.json")):
-            given = json.loads(receipt.read_text(encoding="utf-8")).get("parameters", {})
-            if "text_encoder" in given:
+            try:
+                given = json.loads(receipt.read_bytes())["parameters"]
+            except (ValueError, KeyError, TypeError, RecursionError):  # none of ours, or damaged
+                continue
+            if isinstance(given, dict) and "text_encoder" in given:
                 return given
     return None
 

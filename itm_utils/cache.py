@@ -22,7 +22,8 @@ from platformdirs import user_cache_dir
 
 from itm_utils.errors import input_error
 
-LARGE = 2**30  # bytes: of files beyond this only the size is checked, a checksum would take many seconds
+LARGE = 2**30  # bytes: of files beyond this only some blocks are read, all would take many seconds
+BLOCKS, BLOCK = 256, 2**14  # how many, spread evenly, and the bytes of one
 
 log = logging.getLogger("itm_utils")
 
@@ -55,14 +56,26 @@ def _write_beside(folder: Path, write: Callable[[Path], dict[str, Any]]) -> None
     if folder.exists():
         log.warning("%s is damaged: making it again", folder)
         shutil.rmtree(folder)
-    working = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        facts = write(working)
-        files = {path.name: _checksum(path) for path in sorted(working.iterdir())}
-        write_json(working / "manifest.json", {**facts, "files": files})
-        working.rename(folder)
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
+        working = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            facts = write(working)
+            files = {path.name: _checksum(path) for path in sorted(working.iterdir())}
+            write_json(working / "manifest.json", {**facts, "files": files})
+            for path in working.iterdir():
+                _to_disk(path)
+            working.rename(folder)
+        finally:
+            shutil.rmtree(working, ignore_errors=True)
+    except OSError as error:
+        found = f"that it cannot be written ({error.strerror or error})"
+        raise input_error(folder, found, "a cache with free space", "Set ITM_CACHE to another place.") from error
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file's content is on the disk: after a power cut the rename may be there without it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -70,7 +83,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise input_error(path, f"no readable manifest ({error})", "a finished folder") from error
 
 
@@ -78,8 +91,13 @@ def is_whole(folder: Path) -> bool:
     """Whether the folder was finished and every byte is in place."""
     try:
         files = read_manifest(folder)["files"]
-        return all(_checksum(folder / name) == checksum for name, checksum in files.items())
-    except (ValueError, OSError, KeyError, AttributeError, TypeError):
+        named = files.keys() | {"manifest.json"}
+        return (
+            len(named) > 1
+            and named == {path.name for path in folder.iterdir()}
+            and all(_checksum(folder / name) == checksum for name, checksum in files.items())
+        )
+    except (ValueError, OSError, KeyError, AttributeError, TypeError, RecursionError):
         return False
 
 
@@ -89,8 +107,13 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def _checksum(path: Path) -> str:
+    """Hash of a file; of a large one, of its size and of blocks from its first byte to its last."""
     size = path.stat().st_size
-    if size > LARGE:
-        return f"{size} bytes"
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        if size <= LARGE:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(str(size).encode())
+        for number in range(BLOCKS):
+            file.seek((size - BLOCK) * number // (BLOCKS - 1))
+            digest.update(file.read(BLOCK))
+    return f"{size} bytes, {digest.hexdigest()}"

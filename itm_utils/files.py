@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -62,6 +63,20 @@ def read_text(path: str | Path, expected: str, hint: str = "Save it as UTF-8.") 
         raise input_error(path, f"bytes that are not UTF-8 at position {error.start}", expected, hint) from error
     except OSError as error:
         raise input_error(path, f"a file that cannot be read ({error.strerror})", expected) from error
+
+
+def reserve(path: str | Path) -> None:
+    """Give a sparse file its blocks: a full disk is an error now instead of a crash in the middle of a mapped write."""
+    size = Path(path).stat().st_size
+    try:
+        with Path(path).open("r+b") as file:
+            if hasattr(os, "posix_fallocate"):  # not on macOS and Windows
+                os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            hint = "Free some, or choose another disk."
+            raise input_error(path, "a full disk", f"{size / 1e9:.1f} GB of free space", hint) from error
+        # else: a file system that cannot promise space
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from itm_utils.errors import ItmError
 
@@ -23,27 +24,36 @@ from itm_utils.errors import ItmError
 ABSENT: Any = None
 
 
+# Metadata of fields that stay on the CPU when their batch moves: what decides shapes must not wait for a GPU.
+HOST = {"host": True}
+
+
 @dataclass
 class TensorBatch:
     """A small dataclass of tensors that share their first axis: it can be sliced and moved as one.
 
-    Fields may be tensors, None, a dictionary of tensors, or another such dataclass.
+    Fields may be tensors, None, a dictionary of tensors, or another such dataclass. Those with the
+    metadata HOST stay on the CPU.
     """
 
-    def _map(self, change) -> Self:
-        def apply(value: Any) -> Any:
+    def _map(self, change, change_host=None) -> Self:
+        """Apply ``change`` to every tensor, and ``change_host`` to those that stay on the CPU (default: nothing)."""
+
+        def apply(value: Any, is_host: bool) -> Any:
+            if isinstance(value, TensorBatch):
+                return value._map(change, change_host)
+            if is_host:
+                return value if change_host is None or value is None else change_host(value)
             if isinstance(value, Tensor):
                 return change(value)
-            if isinstance(value, TensorBatch):
-                return value._map(change)
             if isinstance(value, dict):
                 return {name: change(tensor) for name, tensor in value.items()}
             return value
 
-        return replace(self, **{f.name: apply(getattr(self, f.name)) for f in fields(self)})
+        return replace(self, **{f.name: apply(getattr(self, f.name), "host" in f.metadata) for f in fields(self)})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """The same batch on another device."""
+        """The same batch on another device; HOST fields stay where they are."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
@@ -51,10 +61,21 @@ class TensorBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def __getitem__(self, index: slice | Tensor) -> Self:
-        """Rows ``index`` (a slice, or a tensor of positions or booleans) of every tensor."""
-        if isinstance(index, Tensor) and index.dtype == torch.long:  # cheaper backward pass than indexing
-            return self._map(lambda tensor: tensor.index_select(0, index))
-        return self._map(lambda tensor: tensor[index])
+        """Rows ``index`` (a slice, or a tensor of positions or booleans) of every tensor.
+
+        Positions on the CPU serve every device. Where they are on another one, rows of HOST fields are not known
+        without waiting for it, and become None.
+        """
+        if not isinstance(index, Tensor):
+            return self._map(lambda tensor: tensor[index], lambda tensor: tensor[index])
+        on_host = index.device.type == "cpu"
+
+        def rows(tensor: Tensor) -> Tensor:
+            own = index.to(tensor.device, non_blocking=True) if on_host else index
+            # index_select has a cheaper backward pass than indexing
+            return tensor.index_select(0, own) if index.dtype == torch.long else tensor[own]
+
+        return self._map(rows, rows if on_host else lambda tensor: None)
 
     def __len__(self) -> int:
         for f in fields(self):
@@ -68,12 +89,16 @@ class TensorBatch:
         """Join batches along the first axis, padding the second (regions or words) to the longest."""
         if not batches:
             raise ItmError(f"cannot join an empty list of {cls.__name__}")
+        if len(batches) == 1:
+            return batches[0]
         parts = {f.name: [getattr(batch, f.name) for batch in batches] for f in fields(cls)}
         return replace(batches[0], **{name: _cat(values) for name, values in parts.items()})
 
 
 def _cat(parts: list[Any]) -> Any:
-    """Join one field of several batches."""
+    """Join one field of several batches; what one of them does not know, the whole does not."""
+    if any(part is None for part in parts):
+        return None
     if isinstance(parts[0], Tensor):
         return _cat_padded(parts)
     if isinstance(parts[0], TensorBatch):
@@ -106,6 +131,7 @@ class ImageBatch(TensorBatch):
     ids: (i,) row of the image in its split.
     boxes: (i, r, 4) x1 y1 x2 y2 in pixels, or whatever the dataset's box file holds; None if it has none.
     sizes: (i, 2) width and height in pixels, or None.
+    lengths: (i,) on the CPU: each image has its first so many regions; None where only ``mask`` knows.
     """
 
     regions: Tensor
@@ -113,13 +139,14 @@ class ImageBatch(TensorBatch):
     ids: Tensor
     boxes: Tensor = ABSENT
     sizes: Tensor = ABSENT
+    lengths: Tensor = field(default=ABSENT, metadata=HOST)
 
 
 @dataclass
 class TextBatch(TensorBatch):
     """Captions as they leave the loader: word ids, or cached states of a frozen text encoder.
 
-    lengths: (c,) number of tokens, special ones included.
+    lengths: (c,) number of tokens, special ones included; on the CPU, wherever the rest is.
     ids: (c,) row of the caption in its split.
     words: (c, w) vocabulary ids padded with 0, or None.
     features: (c, w, d) frozen token states padded with 0, or None.
@@ -127,7 +154,7 @@ class TextBatch(TensorBatch):
     spans: (c, w, 2) first and one-past-last character of each token in the caption; (0, 0) if it has none.
     """
 
-    lengths: Tensor
+    lengths: Tensor = field(metadata=HOST)
     ids: Tensor
     words: Tensor = ABSENT
     features: Tensor = ABSENT
@@ -138,7 +165,7 @@ class TextBatch(TensorBatch):
     def mask(self) -> Tensor:
         """(c, w) True where there is a token."""
         tokens = self.words if self.words is not None else self.features
-        return length_mask(self.lengths, tokens.shape[1])
+        return length_mask(self.lengths, tokens.shape[1]).to(tokens.device, non_blocking=True)
 
 
 @dataclass
@@ -162,11 +189,12 @@ class OfflineNegatives(TensorBatch):
     """Offline negatives of a batch, one of each kind for every pair: row b belongs to pair b.
 
     first: a negative image for the caption, beside a negative caption for the image.
-    second: the true image of that negative caption, beside a true caption of that negative image.
+    second: the true image of that negative caption, beside a true caption of that negative image; None where the loss
+    derives no pairs from them.
     """
 
     first: PairBatch
-    second: PairBatch
+    second: PairBatch = ABSENT
 
     def __len__(self) -> int:
         return len(self.first)
@@ -181,6 +209,7 @@ class Encoded(TensorBatch):
     pooled: (n, d) one vector per item.
     extra: (n, …) whatever a model computes once per item instead of once per pair.
     extra_local: (n, k, …) the same for each region or word; cut to shorter captions together with ``local``.
+    lengths: (n,) on the CPU: item n has nothing after its first lengths[n] positions; None if that is not known.
     """
 
     local: Tensor = ABSENT
@@ -188,6 +217,7 @@ class Encoded(TensorBatch):
     pooled: Tensor = ABSENT
     extra: dict[str, Tensor] = field(default_factory=dict)
     extra_local: dict[str, Tensor] = field(default_factory=dict)
+    lengths: Tensor = field(default=ABSENT, metadata=HOST)
 
     def __len__(self) -> int:
         for value in (self.local, self.pooled, *self.extra.values(), *self.extra_local.values()):
@@ -226,7 +256,7 @@ class Scores(TensorBatch):
         """True when the two directions have matrices of their own."""
         return self.i2t is not self.t2i
 
-    def _map(self, change) -> Self:
+    def _map(self, change, change_host=None) -> Self:
         i2t = change(self.i2t)
         return replace(self, i2t=i2t, t2i=change(self.t2i) if self.decoupled else i2t)
 
@@ -258,6 +288,11 @@ def length_mask(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
 
 
+def uses_batch_statistics(model: nn.Module) -> bool:
+    """Whether what a model makes of an item depends, in training, on the rest of its batch."""
+    return any(isinstance(part, _BatchNorm) for part in model.modules())
+
+
 LossTerm = Callable[[Images, Texts, PairBatch], dict[str, Tensor]]
 
 
@@ -269,9 +304,11 @@ class Matcher(nn.Module):
 
     tile: bytes of pairs that are best worked on at once on a CPU, where what a pair leaves in the cache is read again;
     None if a model does not care.
+    compiles: False if the parameter ``compiled`` is an error for this model, because torch.compile would not end.
     """
 
     tile: ClassVar[int | None] = None
+    compiles: ClassVar[bool] = True
 
     config: dict[str, Any]
 
@@ -299,6 +336,22 @@ class Matcher(nn.Module):
     def encode_texts(self, batch: TextBatch) -> Texts:
         """Everything that can be computed once per caption."""
         raise ItmError(f"{type(self).__name__} does not define encode_texts")
+
+    def encode_image_batches(self, batches: list[ImageBatch]) -> Images:
+        """Encode several batches and join them, as if each were encoded alone; in one pass if nothing forbids it.
+
+        Batch norm does, whose statistics are those of a batch. A model that knows more, as which of its layers are
+        affected, overrides this.
+        """
+        if len(batches) > 1 and uses_batch_statistics(self):
+            return Images.cat([self.encode_images(batch) for batch in batches])
+        return self.encode_images(ImageBatch.cat(batches))
+
+    def encode_text_batches(self, batches: list[TextBatch]) -> Texts:
+        """The same for captions."""
+        if len(batches) > 1 and uses_batch_statistics(self):
+            return Texts.cat([self.encode_texts(batch) for batch in batches])
+        return self.encode_texts(TextBatch.cat(batches))
 
     def score(self, images: Images, texts: Texts) -> Scores:
         """All pairs: (i, c)."""

@@ -85,7 +85,8 @@ def mine(
         else:
             work = _Mining(model, split, captions, facts | {"budget": budget}, folder / STATE)
             name = {"dataset": split.identity()["name"], "described": dict(described or {})}
-            write_lists(folder, *work.finish(), facts | name)
+            texts, images = work.finish()
+            write_lists(folder, texts, images, facts | name | {"seconds": work.seconds})
         (folder / STATE).unlink(missing_ok=True)
     return read_lists(folder, split)
 
@@ -113,18 +114,22 @@ class _Mining:
         self.owner = torch.from_numpy(split.owner[order]).to(device)
         self.texts = _TopK(split.n_images, facts["texts_per_image"], device)
         self.images = _TopK(split.n_captions, facts["images_per_text"], device)  # rows as in ``order``
+        self.seconds = 0.0  # of all calls that worked on these lists
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """(i, h_t) and (c, h_i): both lists, mined from the last checkpoint on."""
+        began = time.monotonic()
         with evaluating(self.model):
             steps = self._steps()
             first, images, done, saved = -1, None, self._resume(), time.monotonic()
+            began -= self.seconds
             for step in bar(range(done, len(steps)), "mine", "block", initial=done, total=len(steps)):
                 image, caption = steps[step]
                 if images is None or image.start != first:
                     images = None  # free one block before the next is encoded
                     first, images = image.start, Images.cat(self._encode_images(image))
                 self._compare(images, Texts.cat(self._encode_texts(caption)), image.start, caption.start)
+                self.seconds = time.monotonic() - began
                 if time.monotonic() - saved >= SAVE_EVERY and step + 1 < len(steps):
                     self._save(step + 1)
                     saved = time.monotonic()
@@ -190,7 +195,7 @@ class _Mining:
 
     def _save(self, steps: int) -> None:
         tensors = {"texts": self.texts.keys, "images": self.images.keys}
-        write_checkpoint(self.checkpoint, tensors, {"mining": self.facts, "steps": steps})
+        write_checkpoint(self.checkpoint, tensors, {"mining": self.facts, "steps": steps, "seconds": self.seconds})
 
     def _resume(self) -> int:
         """Load the checkpoint of an interrupted call; returns how many steps are done."""
@@ -208,6 +213,7 @@ class _Mining:
         check_same(self.checkpoint, known.info, {"mining": self.facts})
         self.texts.keys.copy_(known.tensors["texts"])
         self.images.keys.copy_(known.tensors["images"])
+        self.seconds = known.info.get("seconds", 0.0)
         return known.info["steps"]
 
 

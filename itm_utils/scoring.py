@@ -93,14 +93,14 @@ def score_all(
     Captions are visited in order of length and each block is cut to its longest one; a block never needs more than
     ``budget`` bytes by the model's own estimate.
     """
-    with evaluating(model) as own_device:
+    with evaluating(model):
         order = _by_length(texts)
         rows, columns = block_shape(model, images, texts, budget)
         table = _Table(len(images), len(texts), device)
         starts = range(0, len(texts), columns)
         for column in bar(starts, "score", "block") if progress else starts:
             captions = order[column : column + columns]
-            block = trim(texts[captions.to(own_device)])
+            block = trim(texts[captions])
             for row in range(0, len(images), rows):
                 table.put(model.score(images[row : row + rows], block), slice(row, row + rows), captions)
     return table.scores()
@@ -114,6 +114,7 @@ class _Table:
         self.t2i = self.i2t
 
     def put(self, part: Scores, rows: slice, captions: torch.Tensor) -> None:
+        captions = captions.to(self.i2t.device, non_blocking=True)  # indexing would wait for the copy
         self.i2t[rows, captions] = part.i2t.float().to(self.i2t.device)
         if part.decoupled:
             if self.t2i is self.i2t:
@@ -144,17 +145,15 @@ def block_shape(model: Matcher, images: Images, texts: Texts, budget: int) -> tu
 
 def trim(texts: Texts) -> Texts:
     """Drop the positions after the last real word of the longest caption."""
-    if texts.local is None or texts.mask is None or texts.mask.is_meta:  # shapes alone have no longest caption
+    if texts.local is None or texts.lengths is None:
         return texts
-    longest = max(1, int(texts.mask.any(dim=0).nonzero().max()) + 1) if texts.mask.any() else 1
+    longest = max(1, int(texts.lengths.max()))
     shorter = {name: value[:, :longest] for name, value in texts.extra_local.items()}
     return replace(texts, local=texts.local[:, :longest], mask=texts.mask[:, :longest], extra_local=shorter)
 
 
 def _by_length(texts: Texts) -> torch.Tensor:
-    if texts.mask is None or texts.mask.is_meta:
-        return torch.arange(len(texts))
-    return torch.argsort(texts.mask.sum(dim=1).cpu(), stable=True)
+    return torch.arange(len(texts)) if texts.lengths is None else torch.argsort(texts.lengths, stable=True)
 
 
 def _chunks(items: int, what: str) -> Iterator[np.ndarray]:

@@ -28,7 +28,7 @@ TOKEN_DIM = 12  # width of the toy token states
 # Tests of these files share runs that take minutes: one worker does all of a file, and begins with it.
 TOGETHER = ("test_paper_scale.py",)
 # Many short tests that share nothing: any worker does the next one.
-APART = ("test_matchers.py", "test_objectives.py")
+APART = ("test_matchers.py", "test_objectives.py", "test_no_host_sync.py")
 
 
 def place(item: pytest.Item) -> int:

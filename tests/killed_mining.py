@@ -43,7 +43,11 @@ class Counting(Matcher):
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         words = self.table[batch.words] * batch.mask[..., None]
-        return Texts(pooled=words.sum(dim=1)) if self.kind == "product" else Texts(words, batch.mask)
+        return (
+            Texts(pooled=words.sum(dim=1))
+            if self.kind == "product"
+            else Texts(words, batch.mask, lengths=batch.lengths)
+        )
 
     def score(self, images: Images, texts: Texts) -> Scores:
         if self.kind == "product":

@@ -13,10 +13,10 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
 
 @cache
-def cells_of(notebook: str) -> Mapping[str, str]:
-    """The sources of a notebook's cells by id; a notebook of a megabyte is parsed once per process."""
+def cells_of(notebook: str, kind: str = "") -> Mapping[str, str]:
+    """The sources of a notebook's cells (of one kind) by id; a notebook of a megabyte is parsed once per process."""
     content = json.loads((NOTEBOOKS / f"{notebook}.ipynb").read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in content["cells"]}
+    return {cell["id"]: "".join(cell["source"]) for cell in content["cells"] if kind in ("", cell["cell_type"])}
 
 
 def run_cells(notebook: str, ids: tuple[str, ...], given: Mapping[str, Any]) -> SimpleNamespace:

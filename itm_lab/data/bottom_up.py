@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from itm_lab.data.disk import check_file, check_outputs, check_space, make_folder, read_json, reserve, write_outputs
+from itm_lab.data.disk import check_file, check_outputs, check_space, make_folder, read_json, write_outputs
 from itm_lab.data.karpathy import image_key
 from itm_lab.data.selection import Wanted, wanted_from_sources
 from itm_lab.data.tsv import Line, Regions, decode, read_tsv
 from itm_utils.errors import ItmError, input_error
-from itm_utils.files import write_json
+from itm_utils.files import reserve, write_json
 from itm_utils.progress import bar
 
 NOTE_SECONDS = 10.0  # between two notes in the journal

@@ -12,6 +12,7 @@ import numpy as np
 from itm_lab.data.cross_split_checks import FEW, check_between
 from itm_lab.data.disk import check_file, counted, gigabytes
 from itm_lab.data.karpathy import BREAKS, MANY_WORDS
+from itm_lab.data.opening import open_vocabulary
 from itm_lab.data.registry import KAGGLE_PAGE, KARPATHY_PAGE, NEEDED, PER_IMAGE, Known
 from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, damaged, verdict
 from itm_lab.data.scan import Scanned, scan_boxes, scan_features
@@ -44,7 +45,7 @@ def check_dataset(known: Known, name: str, data_root: Path, quick: bool = False)
                 found += [*check_features(opened, scanned), *check_boxes(opened)]
             found += [] if _broken(found) else [fingerprint(opened)]
         findings += found
-    findings += [check_vocabulary(root), *check_between(known, splits, contents)]
+    findings += [check_vocabulary(root, splits.get("train")), *check_between(known, splits, contents)]
     prints = [split.identity()["fingerprint"] for split in splits.values()] if not _broken(findings) else []
     print_of_all = hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
     apart = [split for key, split in splits.items() if key not in known.within]
@@ -229,10 +230,11 @@ def _are_shares(split: PrecompSplit) -> bool:
         return False
 
 
-def check_vocabulary(root: Path) -> CheckResult:
-    """Exactly one vocabulary; the recipes look for it beside the features."""
+def check_vocabulary(root: Path, train: PrecompSplit | None) -> CheckResult:
+    """Exactly one vocabulary, of these captions; the recipes look for it beside the features."""
     try:
-        return CheckResult("*_vocab.json", OK, f"{len(Vocabulary.of_folder(root)):,} words")
+        vocabulary = Vocabulary.of_folder(root) if train is None else open_vocabulary(root, train)
+        return CheckResult("*_vocab.json", OK, f"{len(vocabulary):,} words")
     except ItmError as error:
         if any(root.glob("*_vocab.json")):
             return damaged("*_vocab.json", error)

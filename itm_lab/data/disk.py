@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -86,22 +84,6 @@ def check_space(folder: Path, needed: int, what: str) -> None:
     if free < needed:
         expected = f"about {gigabytes(needed)} for {what}"
         raise input_error(folder, f"{gigabytes(free)} of free space", expected, "Free some, or choose another disk.")
-
-
-def reserve(path: Path) -> None:
-    """Give a sparse file its blocks: a full disk is an error now instead of a crash in the middle of a mapped write."""
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            needed = gigabytes(path.stat().st_size)
-            raise input_error(
-                path, "a full disk", f"{needed} of free space", "Free some, or choose another disk."
-            ) from error
-        # else: a file system that cannot promise space
 
 
 def gigabytes(size: int) -> str:

@@ -10,7 +10,14 @@ import torch
 
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.text_encoder import BertCaptions, bert_captions, load_text_encoder
+from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import input_error
+
+VALIDATION_IMAGES = (
+    1000  # of dev, as the public code and the papers choose their weights: COCO's 5,000 cost 25 times the pairs
+)
+
+COVERED = 10_000  # captions of train whose frequent words a vocabulary must know: enough to tell, and quick
 
 
 def dataset_folder(dataset: str) -> Path:
@@ -23,13 +30,24 @@ def dataset_folder(dataset: str) -> Path:
 
 
 def open_splits(root: Path, evaluated: str) -> list[PrecompSplit]:
-    """Train, dev and the split that is judged. Features of another shape would fail only after the training."""
+    """Train, the part of dev that validates, and the split that is judged.
+
+    Features of another shape would fail only after the training.
+    """
     splits = [open_split(root, name) for name in ("train", "dev", evaluated)]
+    splits[1] = splits[1].first(min(VALIDATION_IMAGES, splits[1].n_images))
     train, *others = (split.features for split in splits)
     for other in others:
         if other.shape[1:] != train.shape[1:]:
             raise input_error(other.path, f"images of shape {other.shape[1:]}", f"{train.shape[1:]}, as in train")
     return splits
+
+
+def open_vocabulary(root: Path, train: PrecompSplit) -> Vocabulary:
+    """The vocabulary of a dataset folder; one that was made for other captions would read them all as ``<unk>``."""
+    vocabulary = Vocabulary.of_folder(root)
+    vocabulary.check_covers(train.captions[:COVERED], root / f"{train.name}_caps.txt")
+    return vocabulary
 
 
 def part_of(split: PrecompSplit, part: float) -> PrecompSplit:

@@ -10,7 +10,6 @@ that backward needs scale the same way. Encoding and scoring of a split are coun
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 import statistics
@@ -20,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -71,7 +69,7 @@ class Sizes:
 # As distributed with SCAN, and for Flickr8k as book/datasets.md describes it; used where the data itself is not there.
 PUBLISHED = {
     "flickr8k": Sizes(6_000, 30_000, 1_000, 5_000, 1_000, 5_000, REGIONS, 128, 3_178, assumed=True),
-    "f30k": Sizes(29_000, 145_000, 1_014, 5_070, 1_000, 5_000, REGIONS, 2048, 8_481, assumed=True),
+    "f30k": Sizes(29_000, 145_000, 1_000, 5_000, 1_000, 5_000, REGIONS, 2048, 8_481, assumed=True),
     "coco": Sizes(113_287, 566_435, 1_000, 5_000, 5_000, 25_000, REGIONS, 2048, 11_353, assumed=True),
 }
 
@@ -198,19 +196,11 @@ def make_batch(pairs: int, shape: Shape, device: str = "cpu") -> PairBatch:
     return replace(batch, offline=OfflineNegatives(batch, batch))
 
 
-def chapter_module(job: Job) -> ModuleType:
-    """The generated module of a job's chapter: ``08_mmca`` exports ``mmca``."""
-    return importlib.import_module("itm_utils.models." + job.experiment.chapter.partition("_")[2])
-
-
 def make_stages(job: Job, shape: Shape, device: str) -> list[Stage]:
-    """The trainings of a run, as its chapter describes them. On "meta", models have shapes and no numbers."""
-    module, given = chapter_module(job), job.parameters | {"device": "auto"}
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        model = module.build(given, shape.vocabulary, shape.image_dim)
-        stages = module.stages(given, model)
+    """The trainings of a run with the objective of their last epoch: a warm-up is counted as what comes after it."""
+    stages = job.stages(shape.vocabulary, shape.image_dim, device)
     for stage in stages:
-        if hasattr(stage.objective, "set_epoch"):  # a warm-up is counted as what comes after it
+        if hasattr(stage.objective, "set_epoch"):
             stage.objective.set_epoch(stage.config.epochs - 1)
     return stages
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from itm_lab.experiments.runner import Job, TableRow, added_name, expected_receipt
+from itm_lab.experiments.runner import Job, TableRow, ensemble_variant, expected_receipt
 from itm_lab.records.receipts import Evidence, read_evidence, read_receipt, receipt_path
 from itm_lab.records.scores import read_scores, save_scores
 from itm_utils.errors import input_error
@@ -39,11 +39,6 @@ def run_ensembles(jobs: list[Job], results: Path) -> list[TableRow]:
     return [row for number, row in enumerate(rows) if row not in rows[:number]]
 
 
-def ensemble_variant(job: Job) -> str:
-    """The name of the ensemble that a run is a member of: other settings make another ensemble."""
-    return f"{job.experiment.ensemble} {added_name(job.experiment, job.parameters['variant'])}".strip()
-
-
 def noted_members(receipts: list[dict[str, Any]]) -> dict[str, list[str]]:
     """What the receipt of an ensemble says of its members: who they are, and the digests of their ranks."""
     names = [f"{receipt['variant']}, seed {receipt['seed']}" for receipt in receipts]
@@ -65,6 +60,15 @@ def is_averaged(path: Path, receipts: list[dict[str, Any]]) -> bool:
         found, hint = f"an ensemble with other {differing[0]}", "Move it away, or give this ensemble another name."
         raise input_error(path, found, "none, or one of these very runs", hint)
     return True
+
+
+def mean_curves(curves: list[dict[str, dict[str, list[float]]]]) -> dict[str, dict[str, list[float]]]:
+    """Mean of the members' curves, point by point, of the figures that all of them have."""
+    shared = [name for name in curves[0] if all(name in one for one in curves)]
+    return {
+        name: {line: np.mean([one[name][line] for one in curves], axis=0).tolist() for line in curves[0][name]}
+        for name in shared
+    }
 
 
 class Member(NamedTuple):
@@ -134,5 +138,6 @@ def ensemble_of(folders: list[Path], variant: str, results: Path, paths: list[Pa
         for name in sorted(shared)
         if name.startswith(ATTENTION_METRICS)
     }
+    about["curves"] = mean_curves([receipt.get("curves", {}) for receipt in receipts])
     save_scores(ensemble([member.scores for member in members]), members[0].owner, results, means, **about)
     return about

@@ -11,7 +11,8 @@ what comes later replaces what came before:
 
 Only what stands below ``datasets: <dataset>: variants`` can be run. Besides parameters of the notebook there are
 ``about`` and ``note`` (for people, not taken over by ``extends``), ``table`` (where its row stands), ``ensemble`` (whose scores are averaged with
-whose), and ``seeds`` (which seeds a reproduction takes). ``{dataset}`` in a folder's name is filled in here, ``{seed}``
+whose), ``seeds`` (which seeds a reproduction takes), and ``select`` (settings that a search on dev chooses first) with
+its ``search_baseline``. ``{dataset}`` in a folder's name is filled in here, ``{seed}``
 by the notebook. The folder of a run follows from its name: ``runs/<chapter>/<dataset>/<variant>/s<seed>``.
 """
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,24 @@ import yaml
 
 from itm_lab.records.parameters import ASIDE, notebook_model
 from itm_utils.errors import input_error
+from itm_utils.files import read_text
 from itm_utils.validation import Settings, validated
 
-ABOUT = ("about", "note", "table", "ensemble", "seeds")
+ABOUT = ("about", "note", "table", "ensemble", "seeds", "search_baseline")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one written in C is ten times as fast
 SECTIONS = ("base", "groups", "variants", "datasets")
+
+
+@dataclass(frozen=True)
+class Select:
+    """Settings that a search on dev chooses. grid: setting → values. seeds: runs of each combination.
+
+    baseline: the variant that gets as many runs.
+    """
+
+    grid: dict[str, list[Any]]
+    seeds: int
+    baseline: str
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,8 @@ class Experiment:
     table: str = ""
     ensemble: str = ""
     seeds: str = ""
+    search_baseline: str = ""
+    select: Select | None = None
 
     @property
     def chapter(self) -> str:
@@ -67,6 +83,8 @@ class Experiment:
         overrides = dict(overrides or {})
         defaults = {name: field.default for name, field in self.model.model_fields.items()}
         values = validated(self.model, defaults | self.settings | overrides, self.name)
+        for name, value in values.items():
+            check_placeholders(f"{self.name}, {name}", value)
         changed = [f"{name}={overrides[name]}" for name in overrides if name not in ASIDE]
         if changed and "variant" not in overrides:
             values["variant"] = " ".join([values["variant"], *changed])
@@ -106,19 +124,54 @@ def experiments_of_table(root: Path, table: str) -> list[Experiment]:
 @cache
 def _read_file(path: Path, notebook: Path, stamps: tuple[int, ...]) -> list[Experiment]:
     """The experiments of a file; read again only if it or its notebook has changed (``stamps``)."""
-    return [make_experiment(path, notebook, *place) for place in expand(path)]
+    found = [make_experiment(path, notebook, *place) for place in expand(path)]
+    plain = {one.name for one in found if one.select is None}
+    for one in found:
+        if one.select and baseline_name(one) not in plain:
+            expected = "a variant of the same dataset that selects nothing"
+            raise input_error(one.name, f"search_baseline: {one.select.baseline or 'none'}", expected)
+    return found
+
+
+def baseline_name(experiment: Experiment) -> str:
+    """Full name of the experiment that gets as many runs as a search."""
+    return f"{experiment.name.rpartition('/')[0]}/{experiment.search_baseline}"
 
 
 def make_experiment(path: Path, notebook: Path, dataset: str, variant: str, given: dict[str, Any]) -> Experiment:
     """One experiment from all that its file says of it; every parameter is checked against the notebook."""
-    about = {name: str(given[name]) for name in ABOUT if name in given}
-    settings = {name: value for name, value in given.items() if name not in ABOUT}
+    about: dict[str, Any] = {name: str(given[name]) for name in ABOUT if name in given}
+    settings = {name: value for name, value in given.items() if name not in (*ABOUT, "select")}
     settings = {name: fill_in(value, dataset) for name, value in settings.items()}
     name = f"{path.stem}/{dataset}/{variant}"
     settings["run_dir"] = f"runs/{name}"
     experiment = Experiment(name, path, notebook, settings, notebook_model(notebook), **about)
     experiment.values()
-    return experiment
+    if given.get("select") is None:
+        return experiment
+    return replace(experiment, select=read_select(experiment, given["select"]))
+
+
+def read_select(experiment: Experiment, given: Any) -> Select:
+    """The ``select`` of an experiment, checked: every value must be one that its notebook takes."""
+    where, form = f"{experiment.name}, select", "{grid: {setting: [value, …], …}, on: dev, seeds: 1}"
+    if isinstance(given, dict):  # in YAML a bare ``on`` is true
+        given = {"on" if name is True else name: value for name, value in given.items()}
+    if not isinstance(given, dict) or not {"grid", "on"} <= given.keys() <= {"grid", "on", "seeds"}:
+        raise input_error(where, repr(given), form)
+    grid, seeds = given["grid"], given.get("seeds", 1)
+    if given["on"] != "dev" or type(seeds) is not int or seeds < 1:
+        raise input_error(where, f"on: {given['on']}, seeds: {seeds}", f"{form}, with one seed or more")
+    if not isinstance(grid, dict) or not grid:
+        raise input_error(where, f"grid: {grid!r}", form)
+    for name, values in grid.items():
+        if not isinstance(values, list) or len(values) < 1 or len(set(map(str, values))) < len(values):
+            raise input_error(where, f"{name}: {values!r}", "a list of different values")
+        if name in ASIDE:
+            raise input_error(where, f"the parameter {name}", "a setting of the model or of its training")
+        for value in values:
+            experiment.values({name: value})
+    return Select(grid, seeds, experiment.search_baseline)
 
 
 def fill_in(value: Any, dataset: str) -> Any:
@@ -126,11 +179,17 @@ def fill_in(value: Any, dataset: str) -> Any:
     return value.replace("{dataset}", dataset) if isinstance(value, str) else value
 
 
+def check_placeholders(where: str, value: Any) -> None:
+    """Only ``{seed}`` may be left to the notebook."""
+    if isinstance(value, str) and re.search("[{}]", value.replace("{seed}", "")):
+        raise input_error(where, repr(value), "no braces but {seed} and, in a file of experiments, {dataset}")
+
+
 def expand(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
     """(dataset, variant, all that is said of it) of each experiment of a file."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
-    except yaml.YAMLError as error:
+        content = yaml.load(read_text(path, "the form of experiments/README.md"), Loader=LOADER)  # a safe one  # nosec B506
+    except (yaml.YAMLError, RecursionError) as error:
         raise input_error(
             path, f"no YAML ({str(error).splitlines()[0]})", "the form of experiments/README.md"
         ) from None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from itm_lab.experiments.choice import Selection
 from itm_lab.experiments.experiment_files import (
     Experiment,
+    baseline_name,
     experiments_of_table,
     find_experiment,
     read_overrides,
@@ -26,8 +28,12 @@ def plan(
     pairs: list[str],
     search: list[str],
     grid: list[str] | None = None,
+    results: Path | None = None,
 ) -> list[Job]:
-    """The runs that a command asks for; every parameter of each is validated."""
+    """The runs that a command asks for; every parameter of each is validated.
+
+    results: where choices are recorded, for experiments that select settings.
+    """
     if bool(names) == bool(table):
         raise ItmError("itm run: give experiments, or --table, and not both")
     seeded = seeds or any(pair.partition("=")[0] == "seed" for pair in pairs)
@@ -35,26 +41,52 @@ def plan(
         raise ItmError("itm run: give --grid without --search and --seeds")
     if search and seeded:
         raise ItmError(f"itm run: give --search without a seed: what is tried has seed {SEARCH_SEED}")
-    experiments = experiments_of_table(root, table) if table else [find_experiment(root, name) for name in names]
     jobs: list[Job] = []
-    for experiment in experiments:
-        overrides = read_overrides(experiment, pairs)
-        if "run_dir" in overrides and len(experiments) > 1:  # two experiments in one folder would resume each other
-            overrides["run_dir"] = f"{overrides['run_dir']}/{experiment.name}"
+    for experiment, overrides in asked_for(root, names, table, pairs):
         if search:
             jobs += search_jobs(experiment, read_choices(experiment, search), overrides)
         elif grid:
             jobs += grid_jobs(experiment, read_choices(experiment, grid, "--grid"), overrides)
         else:
             asked = seeds or ("" if "seed" in overrides else experiment.seeds)
-            jobs += make_jobs(experiment, read_seeds(asked) if asked else None, overrides)
+            selection = selection_of(root, experiment, overrides)
+            chosen = selection.chosen(results) if selection and results else experiment
+            jobs += make_jobs(chosen, read_seeds(asked) if asked else None, overrides)
     return jobs
+
+
+def asked_for(root: Path, names: list[str], table: str, pairs: list[str]) -> list[tuple[Experiment, dict[str, Any]]]:
+    """The experiments of a command, each with the parameters that the command changes."""
+    experiments = experiments_of_table(root, table) if table else [find_experiment(root, name) for name in names]
+    found = []
+    for experiment in experiments:
+        overrides = read_overrides(experiment, pairs)
+        if "run_dir" in overrides and len(experiments) > 1:  # two experiments in one folder would resume each other
+            overrides["run_dir"] = f"{overrides['run_dir']}/{experiment.name}"
+        found.append((experiment, overrides))
+    return found
+
+
+def selection_of(root: Path, experiment: Experiment, overrides: dict[str, Any]) -> Selection | None:
+    """The search that comes before an experiment; None if it asks for none, or the command gives what is searched."""
+    if experiment.select is None or overrides.keys() & experiment.select.grid.keys():
+        return None
+    shared = {name: value for name, value in overrides.items() if name not in ("seed", "evaluate_on")}
+    return Selection(experiment, find_experiment(root, baseline_name(experiment)), shared)
+
+
+def plan_searches(root: Path, names: list[str], table: str, pairs: list[str], results: Path) -> list[Selection]:
+    """The searches that must end before a command's runs: those whose choice is not recorded yet."""
+    found = (selection_of(root, *asked) for asked in asked_for(root, names, table, pairs))
+    return [one for one in found if one is not None and one.recorded(results) is None]
 
 
 def plan_one(root: Path, name: str, pairs: list[str]) -> Job:
     """The one run that an experiment describes, with its own seed if no other is given."""
-    experiment = find_experiment(root, name)
-    return make_jobs(experiment, None, read_overrides(experiment, pairs))[0]
+    ((experiment, overrides),) = asked_for(root, [name], "", pairs)
+    selection = selection_of(root, experiment, overrides)
+    chosen = selection.chosen(root / "receipts") if selection else experiment
+    return make_jobs(chosen, None, overrides)[0]
 
 
 def read_choices(experiment: Experiment, search: list[str], option: str = "--search") -> dict[str, list[Any]]:

@@ -5,30 +5,35 @@ Nothing is hidden in here: ``itm run --print`` shows the papermill command of ev
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 import yaml
 from tqdm import tqdm
 
-from itm_lab.data.opening import dataset_folder, open_splits
+from itm_lab.data.opening import dataset_folder, open_splits, open_vocabulary
 from itm_lab.experiments.experiment_files import Experiment
+from itm_lab.experiments.processes import end, interrupted_by_signals, start_dependent
 from itm_lab.notebook_io import KERNEL_ENVIRONMENT
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import read_evidence, read_receipt, receipt_path, write_receipt
-from itm_utils.data.vocabulary import Vocabulary
+from itm_lab.records.scores import read_scores
 from itm_utils.errors import ItmError, input_error
 from itm_utils.progress import interactive
+from itm_utils.training import Stage
 
 SEARCH_SEED = 100  # settings are chosen with a seed that no table uses
 
@@ -92,18 +97,36 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Training steps, for the bar; a chapter with a second stage says ``inter_epochs`` and ``inter_batch_size``."""
-        given, stages = self.parameters, ("", "inter_") if "inter_epochs" in self.parameters else ("",)
-        return sum(given[f"{s}epochs"] * (self.facts.captions // given[f"{s}batch_size"]) for s in stages)
+        """Training steps of all its stages, for the bar."""
+        captions = round(self.parameters.get("train_fraction", 1.0) * self.facts.captions)
+        configs = [stage.config for stage in self.stages(vocabulary_size=1, image_dim=1)]  # no step depends on either
+        return sum(config.epochs * (captions // config.batch_size) for config in configs)
+
+    def stages(self, vocabulary_size: int, image_dim: int, device: str = "meta") -> list[Stage]:
+        """Its trainings, as its chapter describes them. On "meta", models have shapes and no numbers."""
+        given = self.parameters | {"device": "auto"}
+        with torch.random.fork_rng(devices=[]), torch.device(device):
+            model = self.module.build(given, vocabulary_size, image_dim)
+            return self.module.stages(given, model)
+
+    @property
+    def module(self) -> ModuleType:
+        """The generated module of its chapter: ``08_mmca`` exports ``mmca``."""
+        return importlib.import_module("itm_utils.models." + self.experiment.chapter.partition("_")[2])
 
     def steps_done(self) -> int:
-        """What the log of its training says."""
-        logs = sorted(self.folder.rglob("log.jsonl"), key=lambda path: path.stat().st_mtime)
-        lines = logs[-1].read_text(encoding="utf-8").splitlines() if logs else []
+        """What the logs of its stages say."""
+        return sum(map(last_step, self.folder.rglob("log.jsonl")))
+
+
+def last_step(log: Path) -> int:
+    """Step of the last whole line of a training log."""
+    for line in reversed(log.read_bytes().splitlines()):
         try:
-            return int(json.loads(lines[-1])["step"]) if lines else 0
-        except (ValueError, KeyError):  # the last line is being written
-            return 0
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError, RecursionError):  # the last line is being written
+            continue
+    return 0
 
 
 def make_jobs(experiment: Experiment, seeds: list[int] | None, overrides: dict[str, Any]) -> list[Job]:
@@ -132,15 +155,18 @@ def search_jobs(experiment: Experiment, choices: dict[str, list[Any]], overrides
     return jobs
 
 
-def grid_jobs(experiment: Experiment, choices: dict[str, list[Any]], overrides: dict[str, Any]) -> list[Job]:
-    """Every combination of the choices, on dev, a seed of its own for every run: the last choice changes first.
+def grid_jobs(
+    experiment: Experiment, choices: Mapping[str, list[Any]], overrides: dict[str, Any], seeds: int = 1
+) -> list[Job]:
+    """Every combination of the choices, on dev, seeds of its own for every run: the last choice changes first.
 
     As many runs of something without choices are a baseline for the best of them: they show the sampling noise.
     """
     jobs = []
     for number, values in enumerate(product(*choices.values())):
         chosen = overrides | dict(zip(choices, values, strict=True)) | {"evaluate_on": "dev"}
-        jobs += make_jobs(experiment, [SEARCH_SEED + number], chosen)
+        first = SEARCH_SEED + number * seeds
+        jobs += make_jobs(experiment, list(range(first, first + seeds)), chosen)
     return jobs
 
 
@@ -157,7 +183,7 @@ class Facts:
 def read_data(folder: Path, evaluated: str) -> Facts:
     """The data is there, can be read and fits together; all runs on it share one reading."""
     train, _, split = open_splits(folder, evaluated)
-    Vocabulary.of_folder(folder)
+    open_vocabulary(folder, train)
     return Facts(train.n_captions, split.identity(), split.n_images)
 
 
@@ -182,6 +208,32 @@ def is_finished(job: Job, results: Path) -> bool:
     return True
 
 
+def remove_damaged(job: Job) -> None:
+    """Remove receipts in a run's own folder that cannot be read: the run goes on from its checkpoint and writes them again."""
+    for path in sorted((job.folder / job.experiment.chapter).rglob("*.json")):
+        try:
+            read_receipt(path)
+        except ItmError as error:
+            tqdm.write(f"{error} It is removed, and written again.")
+            path.unlink()
+
+
+def lacks_scores(job: Job, results: Path) -> bool:
+    """Whether a finished run must be opened again: an ensemble still needs its scores, and only its checkpoints are there."""
+    if not job.experiment.ensemble or expected_receipt(job, results, ensemble_variant(job)).exists():
+        return False
+    try:
+        read_scores(job.folder / "scores.safetensors")
+    except ItmError:
+        return any(job.folder.rglob("step-*.safetensors"))
+    return False
+
+
+def ensemble_variant(job: Job) -> str:
+    """The name of the ensemble that a run is a member of: other settings make another ensemble."""
+    return f"{job.experiment.ensemble} {added_name(job.experiment, job.parameters['variant'])}".strip()
+
+
 def check_names(jobs: list[Job], results: Path) -> None:
     """Every run has a receipt of its own: the second of one name could not be written, after all its training."""
     taken: dict[Path, Job] = {}
@@ -195,19 +247,27 @@ def check_names(jobs: list[Job], results: Path) -> None:
         taken[path] = job
 
 
+@interrupted_by_signals()
 def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
     """Run what is not finished, a few side by side; returns the jobs that failed."""
     check_names(jobs, results)
-    waiting = []
+    waiting, collected = [], set()
     for job in jobs:
+        remove_damaged(job)
         if is_finished(job, results):
             tqdm.write(f"{job.label}: receipt is there, kept")
         elif is_finished(job, job.folder):  # it ended, and the interruption came before its receipt was collected
             collect(job, results)
         else:
             waiting.append(job)
+            continue
+        if lacks_scores(job, results):
+            tqdm.write(f"{job.label}: its scores are not there: computed again")
+            collected.add(job)
+            waiting.append(job)
     total = sum(job.steps for job in waiting)
-    failed, running = [], {}
+    failed: list[Job] = []
+    running: dict[Job, subprocess.Popen] = {}
     bar = tqdm(total=total, unit="step", disable=not interactive())
     try:
         done = 0
@@ -225,13 +285,10 @@ def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
             for job in [job for job, process in running.items() if process.poll() is not None]:
                 process = running.pop(job)
                 done += job.steps
-                if not finish(job, process, results):
+                if not finish(job, process, None if job in collected else results):
                     failed.append(job)
     except KeyboardInterrupt:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.wait()
+        end(running.values())
         raise ItmError("interrupted; the same command goes on from the last checkpoints") from None
     finally:
         bar.close()
@@ -253,32 +310,29 @@ def start(job: Job) -> subprocess.Popen:
     """Start papermill; all it says goes to a log beside the checkpoints."""
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", *job.command()],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=job.root,
-            env=environment_of(job),
+        return start_dependent(
+            job.command(), stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment_of(job.parameters)
         )
 
 
-def environment_of(job: Job) -> dict[str, str]:
+def environment_of(parameters: Mapping[str, Any]) -> dict[str, str]:
     """That of an executed chapter, less what would hold a long run back."""
     left_out = ["HF_HUB_OFFLINE"]  # BERT comes from the model hub, unless the user says otherwise
-    if job.parameters["device"] != "cpu":  # one thread each is for runs that share a processor
+    if parameters["device"] != "cpu":  # one thread each is for runs that share a processor
         left_out += [name for name in KERNEL_ENVIRONMENT if name.endswith("_NUM_THREADS")]
     return os.environ | {name: value for name, value in KERNEL_ENVIRONMENT.items() if name not in left_out}
 
 
-def finish(job: Job, process: subprocess.Popen, results: Path) -> bool:
-    """Collect the receipts of a run, or say why there are none."""
+def finish(job: Job, process: subprocess.Popen, results: Path | None) -> bool:
+    """Collect the receipts of a run, or say why there are none. results: None if they were collected before."""
     log = job.folder / "papermill.log"
     if process.returncode:
-        lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         tqdm.write(f"{job.label}: failed: {lines[-1] if lines else 'no output'}\n  log: {log}", file=sys.stderr)
         return False
     try:
-        collect(job, results)
+        if results is not None:
+            collect(job, results)
     except (ItmError, OSError) as error:  # others may still be training
         tqdm.write(f"{job.label}: failed: {error}", file=sys.stderr)
         return False

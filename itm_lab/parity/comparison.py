@@ -6,7 +6,9 @@ A case is a pair of files, ``<case>.json`` (model, options) and ``<case>.npz`` (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +24,23 @@ Arrays = Mapping[str, np.ndarray]
 MatcherType = TypeVar("MatcherType", bound=Matcher)
 # Absolute for scores and intermediate values; relative to the largest entry for the rest.
 TOLERANCES = {"values": 2e-5, "losses": 2e-5, "gradients": 2e-4, "after five steps": 2e-3, "metrics": 0.0}
+
+DEVICE = ContextVar("DEVICE", default="cpu")  # where our models compute; see comparing_on
+
+
+@contextmanager
+def comparing_on(device: str) -> Iterator[None]:
+    """Compare on another device than the CPU, such as cuda."""
+    token = DEVICE.set(device)
+    try:
+        yield
+    finally:
+        DEVICE.reset(token)
+
+
+def to_device(array: np.ndarray) -> Tensor:
+    """An array of a case as a tensor where our models compute."""
+    return torch.from_numpy(array).to(DEVICE.get())
 
 
 @dataclass(frozen=True)
@@ -91,20 +110,21 @@ def load_public(model: MatcherType, state_dict: Mapping[str, Tensor], names: Map
         if found != expected:
             raise input_error(f"public weights, {name}", f"shape {found}", f"{expected}")
     model.load_state_dict(weights)
-    return model
+    return model.to(DEVICE.get())
 
 
 def batches(arrays: Arrays) -> tuple[ImageBatch, TextBatch]:
     """The inputs of a case as a matcher receives them."""
-    regions = torch.from_numpy(arrays["in.images"])
+    regions = to_device(arrays["in.images"])
     regions = regions[:, None, :] if regions.dim() == 2 else regions
-    mask = torch.ones(regions.shape[:2], dtype=torch.bool)
-    lengths = torch.from_numpy(arrays["in.lengths"])
-    boxes = torch.from_numpy(arrays["in.boxes"]) if "in.boxes" in arrays else ABSENT
-    images = ImageBatch(regions=regions, mask=mask, ids=torch.arange(len(regions)), boxes=boxes)
+    mask = torch.ones(regions.shape[:2], dtype=torch.bool, device=regions.device)
+    lengths = torch.from_numpy(arrays["in.lengths"])  # stay on the CPU
+    boxes = to_device(arrays["in.boxes"]) if "in.boxes" in arrays else ABSENT
+    images = ImageBatch(regions=regions, mask=mask, ids=torch.arange(len(regions), device=regions.device), boxes=boxes)
     captions = {"features": "in.text"} if "in.text" in arrays else {"words": "in.tokens"}
-    tokens = {name: torch.from_numpy(arrays[key]) for name, key in captions.items()}
-    return images, TextBatch(lengths=lengths, ids=torch.arange(len(lengths)), **tokens)
+    tokens = {name: to_device(arrays[key]) for name, key in captions.items()}
+    ids = torch.arange(len(lengths), device=regions.device)
+    return images, TextBatch(lengths=lengths, ids=ids, **tokens)
 
 
 def all_scores(model: Matcher, arrays: Arrays) -> Scores:
@@ -186,4 +206,4 @@ def _five(direction: Direction) -> np.ndarray:
 
 
 def _numbers(value: Any) -> np.ndarray:
-    return (value.detach().numpy() if isinstance(value, Tensor) else np.asarray(value)).astype(np.float64)
+    return (value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)).astype(np.float64)

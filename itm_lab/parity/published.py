@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import pickle
+import pickle  # for the name of an exception  # nosec B403
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +34,29 @@ def read_published(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
         parts, options = content["model"], vars(content["opt"])
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        reason = next((line.strip() for line in lines if "Unsupported global" in line), lines[0])
-        raise input_error(path, f"nothing that loads safely ({reason})", "a checkpoint with model and opt") from error
+    except Exception as error:  # foreign files fail in many ways, and each concerns this one file only
+        found = f"nothing that loads safely ({_reason(error)})"
+        raise input_error(path, found, "a checkpoint with model and opt, of tensors and plain values") from error
     if not isinstance(parts, list | tuple) or len(parts) not in (2, 3):
         found = f"{len(parts)} parts" if isinstance(parts, list | tuple) else f"a {type(parts).__name__}"
         raise input_error(path, f"{found} under model", f"2 or 3 state dictionaries: {', '.join(ENCODERS)}")
     weights = {}
     for encoder, part in zip(ENCODERS, parts, strict=False):
-        for name, tensor in part.items():
+        entries = part.items() if isinstance(part, Mapping) else [(type(part).__name__, part)]
+        for name, tensor in entries:
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise input_error(path, f"{name!r} in {encoder}, a {type(tensor).__name__}", "tensors by name")
             weights[f"{encoder}.{name.removeprefix('module.')}"] = tensor  # "module.": trained on several GPUs
     return weights, options
+
+
+def _reason(error: Exception) -> str:
+    """Why a file did not load, without torch's advice to load it unsafely."""
+    if global_name := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
+        return f"it asks for {global_name[1]}, which is not on the list of what may be loaded"
+    if isinstance(error, pickle.UnpicklingError):
+        return "it is damaged, or holds more than tensors and plain values"
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 
 def evaluate_published(
@@ -62,7 +75,11 @@ def evaluate_published(
         expected = f"{options['img_dim']}, as {Path(path).name} was trained with"
         raise input_error(opened.features.path, f"features of width {opened.feature_dim}", expected)
     words.check_covers(opened.captions, opened.root / f"{split}_caps.txt")
-    matcher = adapter_for(model, path).load(weights, options)
+    try:
+        matcher = adapter_for(model, path).load(weights, options)
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        found = f"weights or options with which there is no {model} ({_reason(error)})"
+        raise input_error(path, found, "those that its public code writes") from error
     if torch.cuda.is_available():
         matcher.cuda()
     scores = score_split(matcher, opened, WordCaptions(opened, words))

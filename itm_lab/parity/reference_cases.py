@@ -23,6 +23,7 @@ from itm_lab.parity.comparison import (
     batches,
     compare_metrics,
     our_name,
+    to_device,
 )
 from itm_utils.errors import input_error
 from itm_utils.matcher import Matcher, Scores
@@ -84,7 +85,7 @@ def _compare_model(table: Table, adapter: ModuleType, about: dict, arrays: Array
     arrays = _one_name_each(arrays, about)
 
     def build(options: Mapping[str, Any], prefix: str = "w.") -> Matcher:
-        weights = {k.removeprefix(prefix): torch.from_numpy(a) for k, a in arrays.items() if k.startswith(prefix)}
+        weights = {k.removeprefix(prefix): to_device(a) for k, a in arrays.items() if k.startswith(prefix)}
         return adapter.load(weights, options).eval()
 
     members = [name.removeprefix("options_") for name in about if name.startswith("options_")]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from itm_utils.errors import input_error
+from itm_utils.errors import input_error, printable
 
 app = typer.Typer()
 
@@ -67,7 +67,7 @@ def search(
         typer.echo(f"note: {model} was trained on other images than the training split of {data}")
     answer = answer_image(opened, image, photos, top, out) if image else answer_query(opened, query, photos, top, out)
     for line in answer:
-        typer.echo(line)
+        typer.echo(printable(line))  # captions come from a file, and may hold anything
     typer.echo(out)
 
 

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from itm_utils.errors import printable
+
 IMAGE, CAPTION, NOTE = "image left out", "caption left out", "kept"
 SHOWN = 5  # examples of each kind on the screen; the file has them all
 
@@ -20,12 +22,7 @@ class Remark:
 
     def line(self) -> str:
         """One line of ``skipped.txt``: three columns with tabs between them, whatever characters a name has."""
-        return "\t".join(_on_one_line(part) for part in (self.kind, self.where, self.why))
-
-
-def _on_one_line(text: str) -> str:
-    """Characters that would break a line, and bytes of a name that are no text, are written as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+        return "\t".join(printable(part) for part in (self.kind, self.where, self.why))
 
 
 def as_text(remarks: Iterable[Remark]) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger, Verdict
@@ -246,14 +247,12 @@ def ours(ledger: Ledger, variant: tuple[str, str] | None, dataset: str) -> str:
     """Our number beside a row: the mean over seeds with its interval, or that of the only run over images."""
     if variant is None:
         return "–"
-    found = [
-        run["metrics"][variant[1]]
-        for run in runs_of(ledger, variant[0], dataset).values()
-        if variant[1] in run["metrics"]
-    ]
-    if not found:
+    metrics = [run["metrics"] for run in runs_of(ledger, variant[0], dataset).values() if variant[1] in run["metrics"]]
+    if not metrics:
         return "not run"
-    return over_seeds(found)
+    chance = [one["att_f1_chance"]["value"] for one in metrics if "att_f1_chance" in one]
+    beside = f"; every region {mean(chance):.1f}" if chance and variant[1].startswith("att_f1") else ""
+    return over_seeds([one[variant[1]] for one in metrics]) + beside
 
 
 def over_seeds(found: list[dict[str, float]]) -> str:

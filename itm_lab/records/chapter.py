@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from itm_lab.data.opening import dataset_folder, open_splits, part_of
+from itm_lab.data.opening import dataset_folder, open_splits, open_vocabulary, part_of
+from itm_lab.records.collapse import collapse_numbers
 from itm_lab.records.parameters import INJECTED, annotated, declared_parameters, parameters_model, settings_of
+from itm_lab.records.receipts import Curves
 from itm_lab.records.rules import rules_for
 from itm_lab.records.scores import save_scores, write_scores
 from itm_utils.data.batches import PairDataset, WordCaptions
@@ -49,8 +51,9 @@ class ChapterData:
         return {"vocabulary": self.vocabulary.fingerprint}
 
     def validate(self, model: Matcher) -> dict[str, float]:
-        """Recalls on dev, for :func:`itm_utils.training.loop.train`."""
-        return evaluate(score_split(model, self.dev, self.dev_texts), self.dev.owner).as_dict()
+        """Recalls on dev and their sums, by which weights are chosen: of all six, and of R@1 and R@5."""
+        found = evaluate(score_split(model, self.dev, self.dev_texts), self.dev.owner)
+        return found.as_dict() | {"r1_r5": found.r1_r5}
 
 
 def start_chapter(name: str) -> Chapter:
@@ -100,28 +103,34 @@ class Chapter:
     def open(self, texts: Callable[[PrecompSplit], Any] | None = None) -> ChapterData:
         """Open the dataset. texts: split → its captions as the model takes them; words of the vocabulary by default."""
         root = dataset_folder(self.parameters["dataset"])
-        vocabulary = Vocabulary.of_folder(root)
         train, dev, test = open_splits(root, self.parameters["evaluate_on"])
+        vocabulary = open_vocabulary(root, train)
         train = part_of(train, self.parameters.get("train_fraction", 1.0))
         captions = [texts(split) if texts else WordCaptions(split, vocabulary) for split in (train, dev, test)]
         pairs = PairDataset(train, captions[0])
         self.data = ChapterData(train, dev, test, vocabulary, pairs, dev_texts=captions[1], test_texts=captions[2])
         return self.data
 
-    def save_result(self, scores: Scores, result: TrainResult, more: Mapping[str, float] | None = None) -> Retrieval:
+    def save_result(
+        self,
+        scores: Scores,
+        result: TrainResult,
+        more: Mapping[str, float] | None = None,
+        curves: Curves | None = None,
+    ) -> Retrieval:
         """Evaluate the scores of ``data.test`` and write the run's receipt; on COCO's ``testall`` one for each protocol.
 
-        more: numbers besides the recalls that the chapter wants to find again.
+        more: numbers besides the recalls that the chapter wants to find again. curves: what its figures are drawn from.
         """
         if self.data is None:
             raise input_error(self.name, "scores without data", "a chapter that called open() before")
         split, given = self.data.test, self.parameters
-        best = {"dev_rsum": result.best["rsum"]} if result.best else {}
-        found = save_scores(
-            scores, split.owner, self.folder, best | dict(more or {}), chapter=self.name, variant=given["variant"],
-            seed=given["seed"], dataset=split.identity(), parameters=settings_of(given), seconds=result.seconds,
-            device=given["device"], rules=self.rules,
-        )  # fmt: skip
-        if given["run_dir"]:
+        numbers = collapse_numbers(scores, result.log, result.model, split, self.data.test_texts)
+        numbers |= {"dev_rsum": result.best["rsum"]} if result.best else {}
+        if given["run_dir"]:  # first: the receipt marks a run as finished
             write_scores(self.folder / "scores.safetensors", scores)
-        return found
+        return save_scores(
+            scores, split.owner, self.folder, numbers | dict(more or {}), chapter=self.name, variant=given["variant"],
+            seed=given["seed"], dataset=split.identity(), parameters=settings_of(given), seconds=result.seconds,
+            device=given["device"], rules=self.rules, curves=curves,
+        )  # fmt: skip

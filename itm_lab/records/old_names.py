@@ -25,10 +25,19 @@ OF_CHAPTER = {
         "host_epochs": "base_epochs",
         "host_decay_every": "base_decay_every",
     },
-    "11_ccr_ccs": {"host": "base_model", "ways": "directions"},
+    "11_ccr_ccs": {"host": "base_model", "ways": "directions", "all_queries": "queries"},
 }
 # Values of parameters that had another name, by chapter and (new) name of the parameter.
-VALUES: dict[str, dict[str, dict[Any, Any]]] = {"08_mmca": {"blocks": {"own": "self", "other": "cross"}}}
+VALUES: dict[str, dict[str, dict[Any, Any]]] = {
+    "08_mmca": {"blocks": {"own": "self", "other": "cross"}},
+    "11_ccr_ccs": {"queries": {False: 1, True: 0}},
+}
+
+# Parameters that came later, with what such a run did: a value, or the name of the parameter that decided it then.
+ADDED: dict[str, dict[str, Any]] = {
+    "08_mmca": {"channels": "width", "full_windows": True, "by_image": False},
+    "10_aoq": {"pooling": "Mean", "lse": 6.0, "select_by": "rsum", "first_select_by": "rsum"},
+}
 
 
 def modernised(receipt: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,4 +51,6 @@ def modern_parameters(chapter: str, parameters: Mapping[str, Any]) -> dict[str, 
     """Parameters of a chapter with today's names and values."""
     names, values = PARAMETERS | OF_CHAPTER.get(chapter, {}), VALUES.get(chapter, {})
     renamed = {names.get(name, name): value for name, value in parameters.items()}
-    return {name: values[name].get(value, value) if name in values else value for name, value in renamed.items()}
+    modern = {name: values[name].get(value, value) if name in values else value for name, value in renamed.items()}
+    added = {name: modern.get(value, value) for name, value in ADDED.get(chapter, {}).items()}
+    return added | modern

@@ -19,7 +19,7 @@ from itm_utils.validation import Count, CountOrZero, Fraction, Settings, setting
 
 TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 # Not settings of the experiment: a receipt has its own place for them, or they change nothing in its numbers.
-ASIDE = ("variant", "seed", "dataset", "evaluate_on", "run_dir", "teach", "device", "compiled", "num_workers")
+ASIDE = ("variant", "seed", "dataset", "evaluate_on", "run_dir", "teach", "device", "compiled", "num_workers", "photos")
 INJECTED = "# Parameters"  # how papermill marks its cell
 # Limits besides those of a training (TrainConfig): sizes are at least one. Every other whole number may be 0.
 SIZES = (

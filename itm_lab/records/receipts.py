@@ -29,6 +29,8 @@ from itm_utils.errors import input_error
 from itm_utils.files import atomic, write_json
 from itm_utils.metrics.retrieval import Ranks, summarise_folds
 
+Curves = Mapping[str, Mapping[str, list[float]]]  # name of a figure → name of an axis or line → its values
+LARGEST_RANKS = 64 * 2**20  # bytes: ten times those of all of COCO
 PACKAGES = ("itm-utils", "torch", "numpy", "transformers", "accelerate")
 SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("receipt_schema.json").read_text(encoding="utf-8"))
 SCHEMA_2: dict[str, Any] = SCHEMA | {  # of receipts whose configuration is still called "variant"
@@ -82,10 +84,11 @@ def make_receipt(
     device: str,
     evidence: Evidence | None = None,
     rules: Mapping[str, str] | None = None,
+    curves: Curves | None = None,
 ) -> dict[str, Any]:
     """Put a receipt together, seal and validate it.
 
-    metrics: name → value; intervals: name → (low, high) for some or all of them.
+    metrics: name → value; intervals: name → (low, high) for some or all of them. curves: lists of the same length.
     rules: claim → hash of its rule (:func:`itm_lab.records.rules.rules_for`), taken when the run began.
     """
     intervals = intervals or {}
@@ -107,7 +110,7 @@ def make_receipt(
         "ranks": evidence.digest if evidence else None,
         "rules": dict(rules or {}),
         "run": _circumstances(seconds, device),
-    }
+    } | ({"curves": curves} if curves else {})
     try:
         receipt = json.loads(json.dumps(receipt, allow_nan=False))  # as it will be read back: tuples become lists
     except (TypeError, ValueError) as error:
@@ -176,7 +179,7 @@ def write_receipt(receipt: dict[str, Any], folder: str | Path, evidence: Evidenc
     path = receipt_path(receipt, folder)
     if path.exists():
         known, free = read_receipt(path), ("schema", "run", "seal")
-        differing = next((k for k in receipt if k not in free and known[k] != receipt[k]), None)
+        differing = next((k for k in receipt if k not in free and known.get(k) != receipt[k]), None)
         if differing:
             raise input_error(
                 path,
@@ -228,9 +231,12 @@ def read_evidence(path: str | Path) -> Evidence:
     """The ranks beside a receipt."""
     beside = Path(path).with_suffix(".npz")
     try:
+        with zipfile.ZipFile(beside) as packed:
+            if (size := sum(part.file_size for part in packed.infolist())) > LARGEST_RANKS:
+                raise ValueError(f"{size:,} bytes when unpacked, more than {LARGEST_RANKS:,}")
         with np.load(beside, allow_pickle=False) as file:
             return Evidence(file["i2t"], file["t2i"], file["owner"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, MemoryError, NotImplementedError, zipfile.BadZipFile) as error:
         raise input_error(beside, f"no ranks ({error})", f"those that {Path(path).name} was made from") from error
 
 

@@ -109,7 +109,8 @@ class RuleBook:
         """One of the files in ``book/data``, by its name."""
         path = self.paths.book_data / f"{name}.yaml"
         try:
-            return yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            return yaml.load(path.read_bytes(), Loader=loader)  # a safe one  # nosec B506
         except (OSError, yaml.YAMLError) as error:
             raise input_error(path, " ".join(str(error).split()), "the book's data") from error
 

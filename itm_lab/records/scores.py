@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
 from itm_lab.records.receipts import Evidence, make_receipt, write_receipt
-from itm_utils.errors import input_error
-from itm_utils.files import atomic
+from itm_utils.errors import ItmError, input_error
 from itm_utils.matcher import Scores
 from itm_utils.metrics.retrieval import (
     Ranks,
@@ -22,6 +21,7 @@ from itm_utils.metrics.retrieval import (
     fold_ranks,
     summarise_folds,
 )
+from itm_utils.training.checkpoints import read_checkpoint, write_checkpoint
 
 
 def save_scores(scores: Scores, owner: np.ndarray, folder: Path, more: Mapping[str, float], **about: Any) -> Retrieval:
@@ -48,18 +48,20 @@ def save_scores(scores: Scores, owner: np.ndarray, folder: Path, more: Mapping[s
 def write_scores(path: Path, scores: Scores) -> None:
     """The score matrices of a run, for ensembles: one where both directions share it."""
     matrices = {"i2t": scores.i2t} | ({"t2i": scores.t2i} if scores.decoupled else {})
-    with atomic(path) as temporary:
-        save_file({k: v.detach().cpu().contiguous() for k, v in matrices.items()}, temporary)
+    write_checkpoint(path, matrices, {})
 
 
 def read_scores(path: Path) -> Scores:
     """What :func:`write_scores` wrote."""
+    hint = "`itm run` of the same experiment computes them again from its checkpoint."
     if not path.is_file():
-        raise input_error(path, "no such file", "the scores of a finished run")
+        raise input_error(path, "no such file", "the scores of a finished run", hint)
     try:
-        matrices = load_file(path)
-    except SafetensorError as error:
-        raise input_error(path, f"a damaged file ({error})", "the scores of a finished run") from error
+        with safe_open(path, framework="pt") as file:
+            older = "format" not in (file.metadata() or {})  # without digests
+        matrices = load_file(path) if older else read_checkpoint(path).tensors
+    except (SafetensorError, ItmError) as error:
+        raise input_error(path, f"a damaged file ({error})", "the scores of a finished run", hint) from error
     if "i2t" not in matrices:
         raise input_error(path, f"only {', '.join(matrices) or 'nothing'}", "i2t among the scores of a finished run")
     return Scores(i2t=matrices["i2t"], t2i=matrices.get("t2i", matrices["i2t"]))

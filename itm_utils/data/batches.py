@@ -58,6 +58,7 @@ def image_batch(split: PrecompSplit, images: np.ndarray) -> ImageBatch:
     return ImageBatch(
         regions=regions,
         mask=torch.ones(regions.shape[:2], dtype=torch.bool),
+        lengths=torch.full((len(regions),), regions.shape[1]),
         ids=torch.from_numpy(np.asarray(images, dtype=np.int64)),
         boxes=ABSENT if boxes is None else torch.from_numpy(boxes),
         sizes=ABSENT if split.sizes is None else torch.from_numpy(np.asarray(split.sizes)[images]),
@@ -102,6 +103,7 @@ class OfflinePairs(PairDataset):
     What is drawn for a batch depends on the seed and its captions alone. Workers need no state, a resumed run draws
     what it would have drawn, and another epoch draws anew, because its batches are others.
     texts_per_image, images_per_text: use only the first so many entries of each list; 0 for all.
+    derived: also load the positives of what is drawn, of which a loss may derive pairs; a third of all features.
     """
 
     def __init__(
@@ -113,16 +115,18 @@ class OfflinePairs(PairDataset):
         sampling: str = "uniform",
         texts_per_image: int = 0,
         images_per_text: int = 0,
+        derived: bool = True,
     ) -> None:
         super().__init__(split, texts)
-        self.lists, self.seed, self.sampling = lists, seed, sampling
+        self.lists, self.seed, self.sampling, self.derived = lists, seed, sampling, derived
         self.lengths = texts_per_image or None, images_per_text or None
         lists.check(split)
         self.draw(np.arange(1))  # settings with which nothing can be drawn are an error now, not in training
 
     def __getitem__(self, captions: int | list[int] | np.ndarray) -> PairBatch:
         drawn = self.draw(np.atleast_1d(captions))
-        first, second = self.pairs(drawn.images, drawn.texts), self.pairs(drawn.text_images, drawn.image_texts)
+        first = self.pairs(drawn.images, drawn.texts)
+        second = self.pairs(drawn.text_images, drawn.image_texts) if self.derived else ABSENT
         return replace(super().__getitem__(captions), offline=OfflineNegatives(first, second))
 
     def draw(self, captions: np.ndarray) -> Drawn:

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from itm_utils.cache import ensure_folder, read_manifest
-from itm_utils.data.precomp import PrecompSplit
+from itm_utils.data.precomp import PrecompSplit, load_array
 from itm_utils.errors import input_error
+from itm_utils.files import reserve
 from itm_utils.matcher import ABSENT, TextBatch
 from itm_utils.progress import bar
 
@@ -55,7 +56,7 @@ def load_text_encoder(name: str | Path = MINI) -> TextEncoder:
         try:
             tokenizer, model = _load(source, local_only)
             break
-        except (OSError, ValueError) as error:
+        except Exception as error:  # damaged files fail in many ways, and each concerns this one model only
             if local_only == attempts[-1]:
                 raise _not_to_be_had(name, local, error) from error
     if not tokenizer.is_fast:
@@ -74,8 +75,11 @@ def _load(source: str | Path, local_files_only: bool) -> tuple[Any, torch.nn.Mod
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_files_only)
-        model = AutoModel.from_pretrained(source, local_files_only=local_files_only, dtype=torch.float32)
+        # Code of the model's own is never run, and weights are never unpickled. The fingerprint of what was loaded
+        # goes into every receipt, so no revision is named here.
+        safe: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
+        tokenizer = AutoTokenizer.from_pretrained(source, **safe)  # nosec B615
+        model = AutoModel.from_pretrained(source, use_safetensors=True, dtype=torch.float32, **safe)  # nosec B615
     finally:
         logging.set_verbosity(verbosity)
         if bars:
@@ -84,9 +88,12 @@ def _load(source: str | Path, local_files_only: bool) -> tuple[Any, torch.nn.Mod
 
 
 def _not_to_be_had(name: str | Path, local: bool, error: Exception) -> Exception:
-    reason = str(error).strip().splitlines()[0][:160]
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    if "trust_remote_code" in str(error):
+        return input_error(name, "a model that asks to run code of its own", "a model that transformers knows")
     if local:
-        return input_error(name, f"no usable BERT ({reason})", "config.json, weights and vocabulary in this folder")
+        expected = "config.json, model.safetensors and vocabulary in this folder"
+        return input_error(name, f"no usable BERT ({reason})", expected, "Weights as pickle (*.bin) are not loaded.")
     return input_error(
         name,
         f"neither a folder nor a model in the local cache, and the hub gave none ({reason})",
@@ -128,7 +135,7 @@ class BertCaptions:
         self.spans = np.load(self.folder / "spans.npy")
         self.words = np.load(self.folder / "words.npy")
         self.fingerprint = self.folder.name  # a hash of encoder, layers and captions
-        self._states: np.ndarray | None = None
+        self._states: np.ndarray | None = self._open()  # now: an open file outlives a cache that is emptied
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -141,8 +148,11 @@ class BertCaptions:
     def states(self) -> np.ndarray:
         """(tokens, d) float16, memory-mapped."""
         if (states := self._states) is None:
-            states = self._states = np.load(self.folder / "states.npy", mmap_mode="r")
+            states = self._states = self._open()
         return states
+
+    def _open(self) -> np.ndarray:
+        return load_array(self.folder / "states.npy", mmap_mode="r")
 
     @property
     def feature_dim(self) -> int:
@@ -229,6 +239,7 @@ def _write_states(
     starts = np.concatenate([[0], np.cumsum(rows)])
     shape = (int(starts[-1]), len(layers) * encoder.width)
     states = np.lib.format.open_memmap(folder / "states.npy", mode="w+", dtype=np.float16, shape=shape)
+    reserve(folder / "states.npy")
     order = np.argsort(lengths, kind="stable")
     for first in bar(range(0, len(order), batch_size), f"encode captions with {encoder.name}", "batch"):
         some = order[first : first + batch_size]

@@ -6,7 +6,7 @@ that are attended, F1 their harmonic mean, all between 0 and 1. A phrase has the
 itself (or, by choice, the mean over its words); the result is the mean over phrases.
 
 Both thresholds are strict. Where nothing is attended precision and F1 are 0. A phrase without relevant regions has no
-recall: it is dropped and counted.
+recall: it is dropped and counted. The chance level of F1 is that of attending to every region.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from itm_utils.scoring import BATCH, evaluating
 THRESHOLDS = np.arange(11) / 100  # of a weight: 0, 0.01, … 0.1
 WITHIN = ("max", "mean")
 NO_BOX, NO_REGION, NO_WORD = "no box", "no relevant region", "no token of the model"
+NOT_A_REGION = -1.0  # overlap of padding
+PHRASES_AT_ONCE = 2048  # words x thresholds x regions are compared at once: memory does not grow with the split
 
 
 class CaptionsWithSpans(Protocol):
@@ -45,12 +47,13 @@ class AttentionQuality:
     """Precision, recall and F1 (t,) at each threshold (t,): means over phrases.
 
     values: (p, t, 3) the three of every phrase. keys: (p, 2) caption, and index of the phrase in it.
-    reasons: why phrases were dropped → how many.
+    chance: (p,) F1 of a word that attends to every region. reasons: why phrases were dropped → how many.
     """
 
     thresholds: np.ndarray
     values: np.ndarray
     keys: np.ndarray
+    chance: np.ndarray
     reasons: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -64,6 +67,11 @@ class AttentionQuality:
     @property
     def f1(self) -> np.ndarray:
         return self.values[..., 2].mean(axis=0)
+
+    @property
+    def chance_f1(self) -> float:
+        """F1 of attending to every region."""
+        return float(self.chance.mean())
 
     @property
     def phrases(self) -> int:
@@ -119,7 +127,7 @@ class AttentionQuality:
 
     def __str__(self) -> str:
         threshold, precision, recall, f1 = (f"{number:.3f}" for number in self.best)
-        counts = f"{self.phrases:,} phrases, {self.dropped:,} dropped"
+        counts = f"every region: F1 {self.chance_f1:.3f}; {self.phrases:,} phrases, {self.dropped:,} dropped"
         return f"attention F1 {f1} (precision {precision}, recall {recall}) at weights above {threshold}; {counts}"
 
 
@@ -136,9 +144,14 @@ def relevant_regions(region_boxes: np.ndarray, boxes: np.ndarray, threshold: flo
 
     Boxes are continuous: width is x2 - x1, without an extra pixel.
     """
+    return _largest_overlap(region_boxes, boxes) > threshold
+
+
+def _largest_overlap(region_boxes: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Largest IoU (r,) of each region (r, 4) with any of the boxes (n, 4); 0 without boxes."""
     region_boxes, boxes = (np.asarray(some, dtype=np.float64).reshape(-1, 4) for some in (region_boxes, boxes))
-    with np.errstate(invalid="ignore"):  # two boxes without area: NaN, which is not above the threshold
-        return np.any(box_iou(region_boxes, boxes) > threshold, axis=1)
+    with np.errstate(invalid="ignore"):  # two boxes without area: NaN, which fmax passes over
+        return np.fmax.reduce(box_iou(region_boxes, boxes), axis=1, initial=0.0)
 
 
 def attention_quality(
@@ -164,7 +177,8 @@ def attention_quality(
         raise input_error("phrase", found, f"{len(weights)} words, phrases 0 to {len(relevant) - 1}")
     if keys is None:
         keys = np.stack([np.zeros(len(relevant), dtype=np.int64), np.arange(len(relevant))], axis=1)
-    return _join([_measure(weights, phrase, relevant, keys, thresholds, within)])
+    collected = PhraseAttention(weights, phrase, relevant.astype(np.float64), keys)
+    return collected.quality(thresholds, iou=0.5, within=within)
 
 
 def _array(values: Tensor | np.ndarray) -> np.ndarray:
@@ -180,39 +194,55 @@ def _checked(thresholds: Sequence[float] | np.ndarray, within: str) -> np.ndarra
     return thresholds
 
 
-def _measure(
-    weights: np.ndarray, phrase: np.ndarray, relevant: np.ndarray, keys: np.ndarray, thresholds: np.ndarray, within: str
-) -> AttentionQuality:
-    """Measure every word at every threshold, then reduce over phrases. weights (n, r), phrase (n,), relevant (p, r)."""
-    has_region = relevant.any(axis=1)
-    has_word = np.isin(np.arange(len(relevant)), phrase)
-    reasons = {NO_REGION: int((~has_region).sum()), NO_WORD: int((has_region & ~has_word).sum())}
-    kept = np.flatnonzero(has_region & has_word)
-    words = np.flatnonzero(np.isin(phrase, kept))
-    words = words[np.argsort(phrase[words], kind="stable")]  # phrase by phrase
-    target = relevant[phrase[words]]  # (n, r)
-    attended = weights[words, None, :] > thresholds[:, None]  # (n, t, r)
-    hits = (attended & target[:, None, :]).sum(axis=-1)
-    n_attended, n_relevant = attended.sum(axis=-1), target.sum(axis=-1)[:, None]
-    # the last is 2 P R / (P + R), without a division that fails where nothing is attended
-    values = np.stack(
-        [hits / np.maximum(n_attended, 1), hits / n_relevant, 2 * hits / (n_attended + n_relevant)], axis=-1
-    )
-    if len(kept):
-        first = np.searchsorted(phrase[words], kept)
+@dataclass(frozen=True, eq=False)
+class PhraseAttention:
+    """Attention weights of the words of phrases, collected once: measured at any threshold, overlap and reduction.
+
+    weights: (n, r) per word. phrase: (n,) index of its phrase, -1 for none. overlap: (p, r) largest IoU of each region
+    with the boxes of a phrase, -1 where there is no region. keys: (p, 2) caption, and index of the phrase in it.
+    without_box: phrases that have no box, and are not among these.
+    """
+
+    weights: np.ndarray
+    phrase: np.ndarray
+    overlap: np.ndarray
+    keys: np.ndarray
+    without_box: int = 0
+
+    def quality(
+        self, thresholds: Sequence[float] | np.ndarray = THRESHOLDS, iou: float = 0.4, within: str = "max"
+    ) -> AttentionQuality:
+        """Measure every word at every threshold, then reduce over phrases. iou: relevant is a region above it."""
+        thresholds, relevant = _checked(thresholds, within), self.overlap > iou
+        has_region = relevant.any(axis=1)
+        has_word = np.isin(np.arange(len(relevant)), self.phrase)
+        reasons = Counter({NO_BOX: self.without_box, NO_REGION: int((~has_region).sum())})
+        reasons += Counter({NO_WORD: int((has_region & ~has_word).sum())})
+        if not len(kept := np.flatnonzero(has_region & has_word)):
+            found = ", ".join(f"{count} with {reason}" for reason, count in reasons.items()) or "none at all"
+            hint = "Boxes of regions and of phrases must both be x1 y1 x2 y2 in the pixels of the same image."
+            raise input_error("phrases", found, "some with a relevant region and a token", hint)
+        parts = np.split(kept, range(PHRASES_AT_ONCE, len(kept), PHRASES_AT_ONCE))
+        values = np.concatenate([self._values(part, relevant, thresholds, within) for part in parts])
+        regions, n_relevant = (self.overlap != NOT_A_REGION).sum(axis=1)[kept], relevant.sum(axis=1)[kept]
+        chance = 2 * n_relevant / (regions + n_relevant)
+        return AttentionQuality(thresholds, values, self.keys[kept], chance, dict(reasons))
+
+    def _values(self, kept: np.ndarray, relevant: np.ndarray, thresholds: np.ndarray, within: str) -> np.ndarray:
+        """Precision, recall and F1 (p, t, 3) of some phrases (p,), which have words and relevant regions."""
+        words = np.flatnonzero(np.isin(self.phrase, kept))
+        words = words[np.argsort(self.phrase[words], kind="stable")]  # phrase by phrase
+        target = relevant[self.phrase[words]]  # (n, r)
+        attended = self.weights[words, None, :] > thresholds[:, None]  # (n, t, r)
+        hits = (attended & target[:, None, :]).sum(axis=-1)
+        n_attended, n_relevant = attended.sum(axis=-1), target.sum(axis=-1)[:, None]
+        # the last is 2 P R / (P + R), without a division that fails where nothing is attended
+        values = np.stack(
+            [hits / np.maximum(n_attended, 1), hits / n_relevant, 2 * hits / (n_attended + n_relevant)], axis=-1
+        )
+        first = np.searchsorted(self.phrase[words], kept)
         values = (np.maximum if within == "max" else np.add).reduceat(values, first, axis=0)
-        values /= 1 if within == "max" else np.diff([*first, len(words)])[:, None, None]
-    return AttentionQuality(thresholds, values, keys[kept], reasons)
-
-
-def _join(parts: list[AttentionQuality]) -> AttentionQuality:
-    reasons = sum((Counter(part.reasons) for part in parts), Counter())
-    if not any(part.phrases for part in parts):
-        found = ", ".join(f"{count} with {reason}" for reason, count in reasons.items()) or "none at all"
-        hint = "Boxes of regions and of phrases must both be x1 y1 x2 y2 in the pixels of the same image."
-        raise input_error("phrases", found, "some with a relevant region and a token", hint)
-    values, keys = (np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "keys"))
-    return AttentionQuality(parts[0].thresholds, values, keys, dict(reasons))
+        return values / (1 if within == "max" else np.diff([*first, len(words)])[:, None, None])
 
 
 def measure_attention(
@@ -220,51 +250,66 @@ def measure_attention(
     split: PrecompSplit,
     texts: CaptionsWithSpans,
     grounding: Grounding,
-    thresholds: Sequence[float] | np.ndarray | None = None,
+    thresholds: Sequence[float] | np.ndarray = THRESHOLDS,
     iou: float = 0.4,
     within: str = "max",
     direction: str = "t2i",
     batch: int = BATCH,
 ) -> AttentionQuality:
-    """Measure the attention of a matcher on every grounded caption of a split, each with its own image.
+    """Measure the attention of a matcher once; for several overlaps or reductions collect it and measure that."""
+    _checked(thresholds, within)
+    return collect_attention(model, split, texts, grounding, direction, batch).quality(thresholds, iou, within)
 
-    texts: where the captions come from, as for ``score_split``. iou: overlap above which a region is relevant.
-    Captions are encoded ``batch`` at a time, so that memory does not grow with their number.
+
+def collect_attention(
+    model: Matcher,
+    split: PrecompSplit,
+    texts: CaptionsWithSpans,
+    grounding: Grounding,
+    direction: str = "t2i",
+    batch: int = BATCH,
+) -> PhraseAttention:
+    """Collect the weights of every word of a phrase with a box, each caption with its own image: one pass.
+
+    texts: where the captions come from, as for ``score_split``. Captions are encoded ``batch`` at a time.
     """
-    checked = _checked(THRESHOLDS if thresholds is None else thresholds, within)
     check_split(split, grounding)
-    without_box = sum(not len(phrase.boxes) for phrases in grounding.phrases for phrase in phrases)
-    empty = np.zeros((0, len(checked), 3)), np.zeros((0, 2), dtype=np.int64)
-    parts = [AttentionQuality(checked, *empty, {NO_BOX: without_box})]
+    parts: list[tuple[np.ndarray, ...]] = []
     boxed = [c for c, phrases in enumerate(grounding.phrases) if any(len(phrase.boxes) for phrase in phrases)]
     with evaluating(model) as device:
         for start in bar(range(0, len(boxed), batch), "attention", "batch"):
             captions = np.array(boxed[start : start + batch])
             unique, which = np.unique(split.owner[captions], return_inverse=True)  # each image is encoded once
             images, words = image_batch(split, unique), texts.batch(captions, spans=True)
-            encoded = model.encode_images(images.to(device))[torch.from_numpy(which).to(device)]
+            encoded = model.encode_images(images.to(device))[torch.from_numpy(which)]
             offered = model.attention(encoded, model.encode_texts(words.to(device)))
             attention = _word_attention(model, offered, direction, (*words.spans.shape[:2], images.mask.shape[1]))
-            target = _targets(grounding, captions, words.spans, images.boxes.numpy()[which], attention, iou)
+            phrase, *about = _targets(grounding, captions, words.spans, images.boxes.numpy()[which], attention)
             weights = attention.weights.masked_fill(~attention.key_mask[:, None, :], 0).float().flatten(0, 1)
-            parts.append(_measure(weights.cpu().numpy(), *target, checked, within))
-    return _join(parts)
+            named = np.flatnonzero(phrase != NOT_A_PHRASE)
+            shift = sum(len(part[2]) for part in parts)
+            parts.append((weights.cpu().numpy()[named], phrase[named] + shift, *about))
+    without_box = sum(not len(phrase.boxes) for phrases in grounding.phrases for phrase in phrases)
+    regions = split.regions(np.arange(1)).shape[1]
+    none = np.zeros((0, regions), np.float32), np.zeros(0, np.int64), np.zeros((0, regions)), np.zeros((0, 2), np.int64)
+    weights, phrase, overlap, keys = map(np.concatenate, zip(none, *parts, strict=True))
+    return PhraseAttention(weights, phrase, overlap, keys, without_box)
 
 
 def _targets(
-    grounding: Grounding, captions: np.ndarray, spans: Tensor, boxes: np.ndarray, attention: Attention, iou: float
+    grounding: Grounding, captions: np.ndarray, spans: Tensor, boxes: np.ndarray, attention: Attention
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Phrase index of each word of a batch (c * w,), relevant regions (p, r) and keys (p, 2) of its phrases."""
+    """Phrase index of each word of a batch (c * w,), overlap with the regions (p, r) and keys (p, 2) of its phrases."""
     words, regions = (mask.cpu().numpy() for mask in (attention.query_mask, attention.key_mask))
-    phrase, relevant, keys = np.full(words.shape, NOT_A_PHRASE), [], []
+    phrase, overlap, keys = np.full(words.shape, NOT_A_PHRASE), [], []
     for row, caption in enumerate(captions):
         own = phrase_of_words(spans[row], grounding.phrases[caption])
         for number, one in enumerate(grounding.phrases[caption]):
             if len(one.boxes):
                 phrase[row, (own == number) & words[row]] = len(keys)
-                relevant.append(relevant_regions(boxes[row], one.boxes, iou) & regions[row])
+                overlap.append(np.where(regions[row], _largest_overlap(boxes[row], one.boxes), NOT_A_REGION))
                 keys.append((int(caption), number))
-    return phrase.reshape(-1), np.stack(relevant), np.array(keys)
+    return phrase.reshape(-1), np.stack(overlap), np.array(keys)
 
 
 def check_split(split: PrecompSplit, grounding: Grounding) -> None:

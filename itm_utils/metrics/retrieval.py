@@ -60,6 +60,11 @@ class Retrieval:
         return self.i2t.recall_sum + self.t2i.recall_sum
 
     @property
+    def r1_r5(self) -> float:
+        """Sum of R@1 and R@5 of both directions, by which VSRN's public script chooses weights."""
+        return self.i2t.r1 + self.i2t.r5 + self.t2i.r1 + self.t2i.r5
+
+    @property
     def label(self) -> str:
         kind = {0: "no model", 1: "single model"}.get(self.models, f"ensemble of {self.models}")
         return f"{kind}, {self.protocol}"

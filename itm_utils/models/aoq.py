@@ -14,9 +14,13 @@ from torch import Tensor
 from itm_utils.errors import input_error
 from itm_utils.matcher import Images, Matcher, PairBatch, Scores, Texts
 from itm_utils.models import bfan, scan, vsrn
-from itm_utils.models.mmca import HardNegativeTripletLoss, score_selected
+from itm_utils.models.mmca import (
+    HardNegativeTripletLoss,
+    positive_pairs,
+    score_selected,
+)
 from itm_utils.models.vsepp import HingeTriplet
-from itm_utils.scoring import score_all
+from itm_utils.scoring import score_all, trim
 from itm_utils.training import Stage, train_config
 
 
@@ -76,6 +80,10 @@ class LossConfig:
     @property
     def derives_online(self) -> bool:
         return self.kind == "OnlineQuin"
+
+    @property
+    def derives_offline(self) -> bool:
+        return self.has_derived and not self.derives_online
 
 
 # cell anchor-loss
@@ -195,25 +203,31 @@ def gather_scores(
     score_pairs = score_pairs or partial(select_pairs, scores)
     hardest = hardest_negatives(scores, positive)
     anchors = online_scores(score_pairs, hardest, positive, config.derives_online)
-    if not config.has_offline:
-        return anchors
     if offline is None:
-        hint = "Train on itm_utils.data.batches.OfflinePairs."
-        found = "a batch without offline negatives"
-        raise input_error(config.kind, found, "one with", hint)
+        return anchors
     images, captions = anchors
     images = images._replace(offline=offline.caption)
     captions = captions._replace(offline=offline.image)
-    if config.has_derived and not config.derives_online:
+    if config.derives_offline:
         images = images._replace(derived=offline.first)
         captions = captions._replace(derived=offline.second)
     return images, captions
 
 
 # cell encode
-def encode(model: Matcher, batch: PairBatch) -> tuple[Images, Texts]:
-    """Encode both sides of a batch of pairs."""
-    return model.encode_images(batch.images), model.encode_texts(batch.texts)
+def encode_with_offline(
+    model: Matcher, batch: PairBatch, config: LossConfig
+) -> tuple[Images, Texts]:
+    """Encode a batch and, behind it, the offline negatives that a loss needs: (n · b)."""
+    parts, needed = [batch], config.has_offline + config.derives_offline
+    found = () if batch.offline is None else (batch.offline.first, batch.offline.second)
+    parts += [part for part in found[:needed] if part is not None]
+    if len(parts) <= needed:
+        hint = "Train on itm_utils.data.batches.OfflinePairs."
+        found = "a batch without its offline negatives"
+        raise input_error(config.kind, found, "one with", hint)
+    images = model.encode_image_batches([part.images for part in parts])
+    return images, model.encode_text_batches([part.texts for part in parts])
 
 
 def score_batch(
@@ -244,33 +258,32 @@ def offline_scores(
     model: Matcher,
     images: Images,
     texts: Texts,
-    batch: PairBatch,
+    pairs: int,
     config: LossConfig,
     budget: int = 0,
 ) -> OfflineScores | None:
-    """Score the offline negatives of a batch; None if there are none, or none needed.
+    """Score the offline negatives of a batch of ``pairs`` pairs; None if none are needed.
 
-    images, texts: the encoded positive pairs. The negatives are encoded here.
+    images, texts: the encoded pairs with their offline negatives behind them.
     """
-    if not config.has_offline or batch.offline is None:
+    if not config.has_offline:
         return None
-    other_images, other_texts = encode(model, batch.offline.first)
-    caption = score_aligned(model, images, other_texts, budget).i2t
-    image = score_aligned(model, other_images, texts, budget).t2i
-    if not config.has_derived or config.derives_online:
-        return OfflineScores(caption, image)
-    first = score_aligned(model, other_images, other_texts, budget).i2t
-    derived = encode(model, batch.offline.second)
-    second = score_aligned(model, *derived, budget).t2i
-    return OfflineScores(caption, image, first, second)
+    own, first, second = slice(pairs), slice(pairs, 2 * pairs), slice(2 * pairs, None)
+    crossed = trim(Texts.cat([texts[first], texts[own], texts[second]]))
+    scores = score_aligned(model, images, crossed, budget)
+    found = OfflineScores(scores.i2t[own], scores.t2i[first])
+    if not config.derives_offline:
+        return found
+    derived = score_aligned(model, images[first], trim(texts[first]), budget)
+    return found._replace(first=derived.i2t, second=scores.t2i[second])
 
 
 # cell statistics
 def loss_statistics(
     anchors: tuple[AnchorScores, AnchorScores], config: LossConfig
-) -> dict[str, float]:
-    """Mean scores of a batch, and statistics of its weights, for the log."""
-    both = AnchorScores(*map(torch.cat, zip(*anchors, strict=True)))
+) -> dict[str, Tensor]:
+    """Mean scores of a batch, and statistics of its weights, for the log: () each."""
+    both = AnchorScores(*(torch.cat(x).detach() for x in zip(*anchors, strict=True)))
     exists = both.online > -math.inf
     numbers = {"positive": both.positive.mean()}
     total = torch.where(exists, both.online, 0).sum()
@@ -283,8 +296,7 @@ def loss_statistics(
         numbers["weight"] = weight.mean()
         numbers["negative"] = (weight < 0).float().mean()
         numbers["rewarded"] = ((weight < 0) & violated).float().mean()
-    values = torch.stack([value.detach().float() for value in numbers.values()])
-    return dict(zip(numbers, values.tolist(), strict=True))
+    return numbers
 
 
 # cell objective
@@ -305,32 +317,29 @@ class OfflineLoss:
 
     def __post_init__(self) -> None:
         margin = self.config.margin
-        self._warmup = HingeTriplet(margin, hardest=False)
+        given: dict[str, Any] = {"hardest": False, "by_image": self.by_image}
+        self._warmup = HingeTriplet(margin, **given)
         if self.budget:
-            selected = {"negatives": self.negatives, "budget": self.budget}
-            self._warmup = HardNegativeTripletLoss(margin, hardest=False, **selected)
+            given |= {"negatives": self.negatives, "budget": self.budget}
+            self._warmup = HardNegativeTripletLoss(margin, **given)
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """The training loop calls this at the start of each epoch, counted from 0."""
         self.hardest_now = epoch >= self.warmup_epochs
 
-    def positive_pairs(self, batch: PairBatch) -> Tensor:
-        """(b, b): True where image and caption match."""
-        ids = batch.images.ids
-        ids = ids if self.by_image else torch.arange(len(ids), device=ids.device)
-        return ids[:, None] == ids
-
     def __call__(
         self, model: Matcher, batch: PairBatch
-    ) -> tuple[Tensor, dict[str, float]]:
+    ) -> tuple[Tensor, dict[str, Any]]:
         if not self.hardest_now:
             return self._warmup(model, batch)
         config, budget = self.config, self.budget
-        images, texts = encode(model, batch)
+        every_image, every_text = encode_with_offline(model, batch, config)
+        every = (every_image, every_text, len(batch), config, budget)
+        offline = offline_scores(model, *every)
+        images, texts = every_image[: len(batch)], trim(every_text[: len(batch)])
         scores, score_pairs = score_batch(model, images, texts, budget)
-        offline = offline_scores(model, images, texts, batch, config, budget)
-        positive = self.positive_pairs(batch)
+        positive = positive_pairs(batch, self.by_image)
         anchors = gather_scores(scores, positive, offline, config, score_pairs)
         extra = model.extra_losses(images, texts, batch)
         loss = offline_loss(anchors, config) + sum(extra.values())
@@ -341,12 +350,14 @@ class OfflineLoss:
 BASE_MODELS = {"vsrn": vsrn.build, "scan": scan.build, "bfan": bfan.build}
 MINERS = ("vsrn", "self")
 STARTS = ("scratch", "fine-tune")
+SELECTED_BY = (
+    "rsum",
+    "r1_r5",
+)  # all six recalls on dev, or R@1 and R@5 of both directions
 FIXED = {  # the same in every run: of VSRN's caption decoder, of SCAN, of BFAN
     "caption_dropout": 0.2,
     "max_len": 60,
     "first_norm": "clipped_l2norm",
-    "pooling": "Mean",
-    "lse": 6.0,
     "ties": "keep",
 }
 
@@ -356,6 +367,7 @@ def build(
 ) -> Matcher:
     """The base model, which is trained in round two."""
     choices = {"base_model": tuple(BASE_MODELS), "miner": MINERS, "start": STARTS}
+    choices |= {"select_by": SELECTED_BY, "first_select_by": SELECTED_BY}
     for name, allowed in choices.items():
         if parameters[name] not in allowed:
             expected = f"one of {', '.join(allowed)}"
@@ -397,15 +409,17 @@ def stages(parameters: Mapping[str, Any], model: Matcher) -> list[Stage]:
     sizes = (model.config["vocabulary_size"], model.config["image_dim"])
     if p["kind"] != "online" or p["round_one"] or (tuned and own_miner):
         torch.manual_seed(p["seed"])  # a shared miner has the same initial weights
-        config = train_config(p, **{name: p[f"first_{name}"] for name in ROUND})
+        given = {name: p[f"first_{name}"] for name in ROUND}
+        config = train_config(p, select=p["first_select_by"], **given)
         miner = build_miner(p, *sizes)
         rounds.append(Stage("miner", miner, online, config, mines=True))
     if tuned and not own_miner:
         torch.manual_seed(p["seed"])
         length = {"epochs": p["base_epochs"], "decay_every": p["base_decay_every"]}
         base_model = build(p, *sizes)
-        config = train_config(p, **length)
+        config = train_config(p, select=p["select_by"], **length)
         rounds.append(Stage("base_model", base_model, online, config))
     loss = LossConfig(**{known.name: p[known.name] for known in fields(LossConfig)})
     loss = OfflineLoss(loss, p["by_image"], 0 if tuned else p["warmup_epochs"])
-    return [*rounds, Stage("final", model, loss, train_config(p))]
+    final = train_config(p, select=p["select_by"])
+    return [*rounds, Stage("final", model, loss, final)]

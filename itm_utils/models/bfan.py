@@ -2,7 +2,7 @@
 
 """What notebooks/03_bfan.ipynb exports."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,26 +12,35 @@ from torch import Tensor
 from itm_utils.errors import input_error
 from itm_utils.matcher import Attention, Images, Scores, Texts
 from itm_utils.models.scan import (
+    Packed,
+    PairMask,
     RegionsAndWords,
     attend,
     cosine_from_gram,
+    full_precision,
+    pack,
     pair_attention,
-    score_all_pairs,
+    pool_groups,
+    row_strips,
     score_given_pairs,
-    split_groups,
+    score_strips,
 )
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Stage, train_config
 
 
 # cell kept-as-published
-def pairwise_focal_mask(weights: Tensor, focal: str) -> Tensor:
+def pairwise_focal_mask(
+    weights: Tensor, focal: str, real: Tensor | None = None
+) -> Tensor:
     """Mask (m, k, x) of the keys to keep, by the paper's sum over pairs of keys.
 
-    weights: (m, k, x) attention weights.
+    weights: (m, k, x) attention weights. real: (m, k, 1) False at padding, or None.
     """
     others = weights[:, None]  # (m, 1, j, x)
     importance = others.sqrt() if focal == "prob" else torch.ones_like(others)
+    if real is not None:
+        importance = importance * real[:, None]
     return ((weights[:, :, None] - others) * importance).sum(dim=2) > 0
 
 
@@ -48,24 +57,40 @@ def check_focal(focal: str, ties: str) -> None:
             raise input_error(name, repr(value), f"one of {', '.join(allowed)}")
 
 
-def focal_threshold(weights: Tensor, focal: str) -> Tensor:
-    """Weighted mean (m, 1, x) of the weights (m, k, x): what a key must reach."""
+def focal_threshold(weights: Tensor, focal: str, real: Tensor | None = None) -> Tensor:
+    """Weighted mean (m, 1, x) of the weights (m, k, x): what a key must reach.
+
+    real: (m, k, 1) False at padded keys, whose weights are 0; None without padding.
+    """
     if focal == "equal":
-        return weights.mean(dim=1, keepdim=True)
+        count = weights.shape[1] if real is None else real.sum(dim=1, keepdim=True)
+        return weights.sum(dim=1, keepdim=True) / count
     root = weights.sqrt()
     return (weights * root).sum(dim=1, keepdim=True) / root.sum(dim=1, keepdim=True)
 
 
-def focal_weights(weights: Tensor, focal: str, ties: str = "keep") -> Tensor:
-    """Zero the weights (m, k, x) below the threshold and renormalise the rest."""
+def focal_weights(
+    weights: Tensor,
+    focal: str,
+    ties: str = "keep",
+    real: Tensor | None = None,
+    renormalize: bool = True,
+) -> Tensor:
+    """Zero the weights (m, k, x) below the threshold and renormalise the rest.
+
+    real: (m, k, 1) False at padded keys, whose weights are 0; None without padding.
+    """
     if focal == "none":
         return weights
     with torch.no_grad():  # hard selection is not differentiable
         if ties == "drop":
-            keep = pairwise_focal_mask(weights, focal)
+            keep = pairwise_focal_mask(weights, focal, real)
         else:
-            keep = weights >= (1 - TIE_TOLERANCE) * focal_threshold(weights, focal)
+            threshold = focal_threshold(weights, focal, real)
+            keep = weights >= (1 - TIE_TOLERANCE) * threshold
     kept = weights * keep
+    if not renormalize:
+        return kept
     return kept * kept.sum(dim=1, keepdim=True).reciprocal()
 
 
@@ -76,10 +101,13 @@ def focal_attention(
     temperature: float,
     focal: str,
     ties: str,
+    mask: PairMask | None = None,
+    renormalize: bool = True,
 ) -> Tensor:
     """Focal weights (m, k, x) of affinities (m, k, x): SCAN's attention, refocused."""
-    weights = attend(affinity, shapes, "clipped_l2norm", temperature)
-    return focal_weights(weights, focal, ties)
+    weights = attend(affinity, shapes, "clipped_l2norm", temperature, mask)
+    real = None if mask is None else mask.keys
+    return focal_weights(weights, focal, ties, real, renormalize)
 
 
 def focal_score(
@@ -90,13 +118,39 @@ def focal_score(
     temperature: float,
     focal: str,
     ties: str,
+    mask: PairMask | None = None,
 ) -> Tensor:
     """Scores (m, n) of affinities (m, k, x): mean relevance under focal attention."""
-    weights = focal_attention(affinity, shapes, temperature, focal, ties)
+    # a cosine does not see the sum of the weights; 0/0 of dropped ties, it must see
+    args = temperature, focal, ties, mask, ties == "drop"
+    weights = focal_attention(affinity, shapes, *args)
     relevance = cosine_from_gram(affinity, weights, gram, query_norm)
-    return torch.cat(
-        [part.mean(dim=1) for part in split_groups(relevance, shapes)], dim=-1
-    )
+    return pool_groups(relevance, shapes, "Mean", 1.0, mask)
+
+
+# cell both-ways
+def column_strips(affinity: Tensor, rows: Packed, columns: Packed) -> Iterator[Tensor]:
+    """Affinities (n, q, y) of each group of columns, turned: its words become the keys.
+
+    affinity: (y, x). rows: item by item. columns: by position.
+    """
+    groups = affinity.split([n * q for n, q in columns.shapes], dim=1)
+    for group, (n, q) in zip(groups, columns.shapes, strict=True):
+        parts = [part.unflatten(-1, (q, n)) for part in row_strips(group, rows)]
+        turned = [p.permute(3, 2, 1, 0).flatten(2) for p in parts]  # (n, q, k * m)
+        yield torch.cat(turned, dim=-1) if len(turned) > 1 else turned[0]
+
+
+def score_both_ways(
+    images: Images, texts: Texts, pair_score: Callable[..., Tensor]
+) -> Tensor:
+    """Sum (i, c) of the scores of both directions, from one product."""
+    rows, columns = pack(images), pack(texts, by_position=True)
+    with full_precision(images.local):
+        affinity = rows.vectors @ columns.vectors.T
+        t2i = score_strips(row_strips(affinity, rows), rows, columns, pair_score)
+        turned = column_strips(affinity, rows, columns)
+        return t2i + score_strips(turned, columns, rows, pair_score).T
 
 
 # cell score-by-loop
@@ -139,9 +193,7 @@ class BFAN(RegionsAndWords):
         self.attend = partial(focal_attention, **options)
 
     def score(self, images: Images, texts: Texts) -> Scores:
-        t2i = score_all_pairs(images, texts, self.pair_score)  # words are the queries
-        i2t = score_all_pairs(texts, images, self.pair_score)  # regions are
-        return Scores.same(t2i + i2t.T)
+        return Scores.same(score_both_ways(images, texts, self.pair_score))
 
     def score_pairs(self, images: Images, texts: Texts) -> Scores:
         t2i = score_given_pairs(images, texts, self.pair_score)

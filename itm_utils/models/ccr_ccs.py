@@ -71,15 +71,25 @@ def ccs_values(attention: Attention, swapped_query: Tensor, margin: float) -> Te
 
 
 # cell sample-queries
-def sample_two_queries(mask: Tensor) -> Tensor:
-    """Sample two different True positions per row of mask (b, q): (b, 2), -1 if missing.
+def sample_queries(mask: Tensor, number: int) -> Tensor:
+    """Sample different True positions per row of mask (b, q), each with one to swap.
 
-    Sampled on the CPU: a seed gives the same positions on every device.
+    Returns (b, number, 2), -1 if missing. The random numbers come from the CPU: a seed
+    gives the same positions on every device.
     """
-    noise = torch.rand(mask.shape).to(mask.device).masked_fill(~mask, -1)
-    noise = torch.nn.functional.pad(noise, (0, 1), value=-1)  # two columns at least
-    largest = noise.topk(2, dim=1)
-    return largest.indices.masked_fill(largest.values < 0, -1)
+    noise = torch.rand(mask.shape).to(mask.device, non_blocking=True)
+    noise = torch.nn.functional.pad(noise.masked_fill(~mask, -1), (0, number), value=-1)
+    largest = noise.topk(number + 1, dim=1)
+    order = largest.indices.masked_fill(largest.values < 0, -1)
+    query, swapped, first = order[:, :-1], order[:, 1:], order[:, :1]
+    # the last of a short caption is swapped with the first
+    ends = (swapped < 0) & (query >= 0) & (query != first)
+    return torch.stack([query, torch.where(ends, first, swapped)], dim=2)
+
+
+def sample_two_queries(mask: Tensor) -> Tensor:
+    """Sample one query of each pair and one to swap it with: (b, 2), -1 if missing."""
+    return sample_queries(mask, 1)[:, 0]
 
 
 def select_query(attention: Attention, position: Tensor) -> Attention:
@@ -115,6 +125,17 @@ def one_query_terms(
     ccr = ccr_values(one, ccr_margin)[:, 0] * (sampled[:, 0] >= 0)
     ccs = ccs_values(one, swapped_query, ccs_margin)[:, 0] * (sampled[:, 1] >= 0)
     return ConstraintTerms(ccr, ccs)
+
+
+def sampled_query_terms(
+    attention: Attention, sampled: Tensor, ccr_margin: float, ccs_margin: float
+) -> ConstraintTerms:
+    """Both terms averaged over the sampled queries (b, n, 2) of each pair: (b,) each."""
+    margins = ccr_margin, ccs_margin
+    terms = [one_query_terms(attention, two, *margins) for two in sampled.unbind(dim=1)]
+    counts = (sampled >= 0).sum(dim=1).clamp_min(1).unbind(dim=1)
+    sums = (torch.stack(values).sum(dim=0) for values in zip(*terms, strict=True))
+    return ConstraintTerms(*(s / count for s, count in zip(sums, counts, strict=True)))
 
 
 # cell all-queries
@@ -211,9 +232,10 @@ class AttentionConstraintLoss:
     """Any ranking loss of the book, plus CCR and CCS on the matched pairs.
 
     directions: the direction of attention to constrain, or all that the matcher has.
-    all_queries: every query and every swap instead of one sampled query per pair.
+    queries: number of sampled queries per pair; 0 for every query and every swap.
     mean: for ranking losses that are means over the batch; those of this book are sums.
-    log_conflicts: log how often the gradients of the two constraints conflict.
+    conflicts_every: log how often the gradients of the two conflict, in about one batch
+    of so many (it costs two backward passes through the terms); 0 for never.
     """
 
     ranking_loss: Objective
@@ -222,9 +244,9 @@ class AttentionConstraintLoss:
     ccr_margin: float = 0.2
     ccs_margin: float = 0.2
     directions: str = "all"
-    all_queries: bool = False
+    queries: int = 1
     mean: bool = False
-    log_conflicts: bool = False
+    conflicts_every: int = 0
 
     def __post_init__(self) -> None:
         if self.directions not in DIRECTIONS:
@@ -236,34 +258,45 @@ class AttentionConstraintLoss:
         if hasattr(self.ranking_loss, "set_epoch"):
             self.ranking_loss.set_epoch(epoch)
 
+    def logs_conflicts(self, batch: PairBatch) -> bool:
+        """Whether this batch is one of those whose conflicts are logged.
+
+        Decided by its caption lengths, which are on the CPU: no step waits for the
+        device, and a resumed run decides as one that was not interrupted.
+        """
+        words = int(batch.texts.lengths.sum())
+        return bool(self.conflicts_every) and words % self.conflicts_every == 0
+
     def direction_terms(
-        self, attention: Attention, mask: Tensor
-    ) -> tuple[ConstraintTerms, dict[str, float]]:
-        """Both terms (b,) of one direction, and their logs. mask: the eligible queries."""
+        self, attention: Attention, mask: Tensor, log_conflicts: bool
+    ) -> tuple[ConstraintTerms, dict[str, Tensor]]:
+        """Both terms (b,) of one direction, and their logs. mask: the eligible queries.
+
+        Logs are tensors without axes: reading a number would wait for the device.
+        """
         margins = self.ccr_margin, self.ccs_margin
         with full_precision(attention.keys):
-            sampled = sample_two_queries(mask)
-            if self.all_queries:
-                terms = all_query_terms(attention, mask, *margins)
+            sampled = sample_queries(mask, self.queries or 1)
+            if self.queries:
+                terms = sampled_query_terms(attention, sampled, *margins)
             else:
-                terms = one_query_terms(attention, sampled, *margins)
-            values = terms._asdict().items()
-            logs = {name: float(term.detach().mean()) for name, term in values}
-            if self.log_conflicts:
-                cosines = gradient_cosine(attention, sampled, *margins)
-                logs["conflict"] = float((cosines < 0).float().mean())
-                logs["both_active"] = float((cosines != 0).float().mean())
+                terms = all_query_terms(attention, mask, *margins)
+            logs = {name: term.detach().mean() for name, term in terms._asdict().items()}
+            if log_conflicts:
+                cosines = gradient_cosine(attention, sampled[:, 0], *margins)
+                logs["conflict"] = (cosines < 0).float().mean()
+                logs["both_active"] = (cosines != 0).float().mean()
         return terms, logs
 
     def weighted_losses(
         self, model: Matcher, images: Images, texts: Texts, batch: PairBatch
-    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Weighted losses summed over the directions, and the mean of their logs."""
-        losses, logs = {}, {}
+        losses, logs, log_conflicts = {}, {}, self.logs_conflicts(batch)
         constrained = attention_by_direction(model, images, texts, self.directions)
         for direction, attention in constrained.items():
             mask = eligible_queries(attention, direction, batch)
-            terms, numbers = self.direction_terms(attention, mask)
+            terms, numbers = self.direction_terms(attention, mask, log_conflicts)
             for name, value in terms._asdict().items():
                 if weight := getattr(self, f"{name}_weight"):
                     total = weight * (value.mean() if self.mean else value.sum())
@@ -272,7 +305,7 @@ class AttentionConstraintLoss:
                 logs[name] = logs.get(name, 0.0) + number / len(constrained)
         return losses, logs
 
-    def __call__(self, model: Matcher, batch: PairBatch) -> tuple[Tensor, dict[str, float]]:
+    def __call__(self, model: Matcher, batch: PairBatch) -> tuple[Tensor, dict[str, Any]]:
         """Ranking loss and weighted constraints, from one encoding of the batch."""
         constraint_logs = []
 
@@ -290,6 +323,7 @@ class AttentionConstraintLoss:
 
 
 # cell build
+CONFLICTS_EVERY = 20  # batches between two whose conflicts are logged, on average
 BASE_MODELS = {
     "scan": scan.build,
     "bfan": bfan.build,
@@ -316,8 +350,8 @@ def stages(parameters: Mapping[str, Any], model: Matcher) -> list[Stage]:
     objective = HingeTriplet(margin, hardest=True, warmup_epochs=warmup)
     weights = parameters["ccr_weight"], parameters["ccs_weight"]
     if any(weights):
-        names = ("ccr_margin", "ccs_margin", "directions", "all_queries")
+        names = ("ccr_margin", "ccs_margin", "directions", "queries")
         chosen = {name: parameters[name] for name in names}
-        chosen["log_conflicts"] = all(weights)
+        chosen["conflicts_every"] = CONFLICTS_EVERY if all(weights) else 0
         objective = AttentionConstraintLoss(objective, *weights, **chosen)
     return [Stage("train", model, objective, train_config(parameters))]

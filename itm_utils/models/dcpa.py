@@ -136,7 +136,7 @@ class IntraPAM(Matcher):
     def encode_images(self, batch: ImageBatch) -> Images:
         phrases, _ = self.encoder(self.region_proj(batch.regions), batch.mask)
         pooled = l2_normalize(masked_mean(phrases, batch.mask))
-        return Images(l2_normalize(phrases), batch.mask, pooled)
+        return Images(l2_normalize(phrases), batch.mask, pooled, lengths=batch.lengths)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         features = self.text_cnn(self.token_encoder(batch), batch.mask)
@@ -173,6 +173,7 @@ class PhraseDecoder(TransformerLayer):
         super().__init__(width, heads, feed_forward, dropout, "relu", eps=1e-5)
         self.self_attention = MultiHeadAttention(width, heads, dropout)
         self.self_attn_norm = nn.LayerNorm(width, eps=1e-5)
+        self.activation = torch.relu_  # in place: nothing else reads its input
 
     def phrases(self, vectors: Tensor, mask: Tensor) -> Tensor:
         """Vectors (n, k, d) after self-attention: (n, k, d)."""
@@ -270,14 +271,16 @@ class InterPAM(Matcher):
 
     def encode_images(self, batch: ImageBatch) -> Images:
         regions = self.region_proj(batch.regions)
-        return Images(**prepare(regions, batch.mask, self.i2t, self.t2i))
+        sides = prepare(regions, batch.mask, self.i2t, self.t2i)
+        return Images(**sides, lengths=batch.lengths)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         words, mask = self.token_proj(self.token_encoder(batch)), batch.mask
         if not self.special_tokens:
             inner = mask & ~batch.special
             mask = torch.where(inner.any(dim=1, keepdim=True), inner, mask)
-        return Texts(**prepare(words, mask, self.t2i, self.i2t))
+        sides = prepare(words, mask, self.t2i, self.i2t)
+        return Texts(**sides, lengths=batch.lengths)
 
     def compare(self, decoded: Tensor, mask: Tensor, memory: Encoded) -> Tensor:
         """Score of one direction: (…)."""
@@ -349,7 +352,7 @@ class DCPA(Matcher):
         intra_weight: float = 0.6,
     ) -> None:
         super().__init__()
-        self.intra_weight, self.inter_weight = intra_weight, 1 - intra_weight
+        self.intra_weight = intra_weight  # stage two has the rest
         self.intra = IntraPAM(image_dim, **intra)
         self.inter = InterPAM(image_dim, **inter)
 
@@ -369,11 +372,7 @@ class DCPA(Matcher):
 
     def fuse(self, intra: Scores, inter: Scores) -> Scores:
         """Weighted sum of the stages' scores, direction by direction."""
-        i2t = self.intra_weight * intra.i2t + self.inter_weight * inter.i2t
-        if not inter.decoupled:
-            return Scores.same(i2t)
-        t2i = self.intra_weight * intra.t2i + self.inter_weight * inter.t2i
-        return Scores(i2t=i2t, t2i=t2i)
+        return weighted_sum(intra, inter, self.intra_weight)
 
     def score(self, images: Images, texts: Texts) -> Scores:
         intra = self.intra.score(*self.intra_encodings(images, texts))
@@ -423,6 +422,16 @@ class DCPA(Matcher):
         return intra, index_mask(selected, regions)
 
 
+# cell dcpa-scores
+def weighted_sum(intra: Scores, inter: Scores, intra_weight: float) -> Scores:
+    """Scores of both stages added direction by direction; stage two has the rest."""
+    i2t = intra_weight * intra.i2t + (1 - intra_weight) * inter.i2t
+    if not inter.decoupled:
+        return Scores.same(i2t)
+    t2i = intra_weight * intra.t2i + (1 - intra_weight) * inter.t2i
+    return Scores(i2t=i2t, t2i=t2i)
+
+
 # cell dcpa-regions
 def index_mask(index: Tensor, size: int) -> Tensor:
     """(b, size), True at the positions that row b of ``index`` (b, k) names."""
@@ -450,6 +459,12 @@ def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -
 TRAININGS = ("two", "intra", "joint")
 
 
+def share_region_proj(model: DCPA) -> None:
+    """Give stage two the region projection of stage one, and freeze it there."""
+    model.inter.region_proj.load_state_dict(model.intra.region_proj.state_dict())
+    model.inter.region_proj.requires_grad_(False)
+
+
 def stages(parameters: Mapping[str, Any], model: DCPA) -> list[Stage]:
     """The trainings of a run, in order.
 
@@ -460,6 +475,9 @@ def stages(parameters: Mapping[str, Any], model: DCPA) -> list[Stage]:
     if p["training"] not in TRAININGS:
         expected = f"one of {', '.join(TRAININGS)}"
         raise input_error("training", repr(p["training"]), expected)
+    if p["shared_region_proj"] and p["training"] == "joint":
+        expected = "two stages: a projection that both train has nothing to freeze"
+        raise input_error("shared_region_proj", "training 'joint'", expected)
     restarts = {"schedule": "cosine", "decay_every": p["cycle"], "decay": 0.0}
     decay = {} if p["schedule"] == "lab" else restarts  # lab: one cosine
     hinge = HingeTriplet(p["margin"], True, p["warmup_epochs"])

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from itm_utils.errors import input_error
 from itm_utils.matcher import (
+    ABSENT,
     Attention,
     Encoded,
     ImageBatch,
@@ -159,7 +160,7 @@ class PairTextCNN(TextCNN):
         """Tokens (b, w, d) with mask (b, w) to (b, 3 * channels)."""
         lengths = mask.sum(dim=1, keepdim=True)  # (b, 1)
         tokens = torch.where(mask[..., None], tokens, 0)
-        missing = max(0, len(self.convs) - tokens.shape[1])
+        missing = self.padding(tokens.shape[1], len(self.convs))
         tokens = nn.functional.pad(tokens, (0, 0, 0, missing))
         pooled = []
         for window, conv in enumerate(self.convs, start=1):
@@ -170,7 +171,7 @@ class PairTextCNN(TextCNN):
                 tokens[:, start : start + positions] @ tap.T
                 for start, tap in enumerate(taps)
             )
-            inside = (lengths - window + 1).clamp(min=1)  # (b, 1)
+            inside = self.positions(lengths, window)  # (b, 1)
             outside = torch.arange(positions, device=mask.device) >= inside
             responses = responses + torch.where(outside, -math.inf, 0.0)[..., None]
             pooled.append((responses.amax(dim=1) + bias).relu())
@@ -188,6 +189,8 @@ class SelfAttentionModule(nn.Module):
         width: int,
         heads: int,
         feed_forward: int,
+        channels: int,
+        full_windows: bool,
         dropout: float,
     ) -> None:
         super().__init__()
@@ -195,8 +198,8 @@ class SelfAttentionModule(nn.Module):
         self.transformer = TransformerLayer(
             width, heads, feed_forward, dropout, "relu", eps=1e-5
         )
-        self.text_cnn = TextCNN(token_dim, width)
-        self.text_proj = nn.Linear(3 * width, width)
+        self.text_cnn = TextCNN(token_dim, channels, full_windows)
+        self.text_proj = nn.Linear(3 * channels, width)
         self.dropout = nn.Dropout(dropout)
 
     def encode_images(self, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,6 +227,8 @@ class CrossAttentionModule(nn.Module):
         width: int,
         heads: int,
         feed_forward: int,
+        channels: int,
+        full_windows: bool,
         dropout: float,
         blocks: str,
     ) -> None:
@@ -232,8 +237,8 @@ class CrossAttentionModule(nn.Module):
         self.transformer = CrossModalTransformerLayer(
             width, heads, feed_forward, dropout, blocks
         )
-        self.text_cnn = PairTextCNN(width, width)
-        self.text_proj = nn.Linear(3 * width, width)
+        self.text_cnn = PairTextCNN(width, channels, full_windows)
+        self.text_proj = nn.Linear(3 * channels, width)
         self.dropout = nn.Dropout(dropout)
 
     def image_vector(self, regions: Tensor, mask: Tensor) -> Tensor:
@@ -299,9 +304,10 @@ class MMCA(Matcher):
     """Multi-modality cross attention (Wei et al., 2020).
 
     heads: 16 in the paper, whatever the width (M23); 0 for heads of width 16.
-    feed_forward: inner width of both layers; 0 for ``width``. cross_weight: of the second
-    score. parts: which scores count. blocks: attention blocks of the cross-attention
-    module that are not masked. one_vector: the mean of the regions replaces them.
+    feed_forward: inner width of both layers; 0 for ``width``. channels, full_windows: of
+    both text CNNs. cross_weight: of the second score. parts: which scores count. blocks:
+    attention blocks of the cross-attention module that are not masked. one_vector: the
+    mean of the regions replaces them.
     """
 
     def __init__(
@@ -311,6 +317,8 @@ class MMCA(Matcher):
         width: int = 256,
         heads: int = 16,
         feed_forward: int = 0,
+        channels: int = 256,
+        full_windows: bool = True,
         dropout: float = 0.0,
         cross_weight: float = 0.2,
         parts: str = "both",
@@ -322,7 +330,8 @@ class MMCA(Matcher):
             if value not in known:
                 raise input_error(name, repr(value), f"one of {', '.join(known)}")
         self.cross_weight, self.parts, self.one_vector = cross_weight, parts, one_vector
-        sizes = (width, heads or max(1, width // 16), feed_forward or width, dropout)
+        sizes = (width, heads or max(1, width // 16), feed_forward or width)
+        sizes = (*sizes, channels, full_windows, dropout)
         self.self_attention = SelfAttentionModule(image_dim, token_dim, *sizes)
         self.cross_attention = CrossAttentionModule(token_dim, *sizes, blocks)
 
@@ -342,7 +351,8 @@ class MMCA(Matcher):
         regions, i0 = self.self_attention.encode_images(features, mask)
         layer = self.cross_attention.transformer
         prepared = layer.prepare(regions, mask) if self.uses_cross_score else {}
-        return Images(regions, mask, i0, extra_local=prepared)
+        lengths = ABSENT if self.one_vector else batch.lengths
+        return Images(regions, mask, i0, extra_local=prepared, lengths=lengths)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         """Projected tokens, c0, and what the cross-attention module needs per caption."""
@@ -356,7 +366,7 @@ class MMCA(Matcher):
             self.cross_attention.transformer,
         )
         prepared = layer.prepare(words, mask) if self.uses_cross_score else {}
-        return Texts(words, mask, c0, extra_local=prepared)
+        return Texts(words, mask, c0, extra_local=prepared, lengths=batch.lengths)
 
     def cross_scores(self, images: Images, texts: Texts) -> Tensor:
         """The second score of all pairs (i, c), on a CPU tile by tile."""
@@ -402,7 +412,8 @@ class MMCA(Matcher):
             return 4  # one number; the rest is a matrix product
         r, width = images.local.shape[1:]
         w, heads = texts.local.shape[1], self.cross_attention.transformer.attention.heads
-        numbers = (r + w) * width + w * width + heads * r * w  # sides, taps, logits
+        channels = self.cross_attention.text_proj.in_features // 3
+        numbers = (r + w) * width + w * channels + heads * r * w  # sides, taps, logits
         return 6 * 4 * numbers  # an estimate: six of each alive at once, 4 bytes
 
     def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
@@ -430,8 +441,8 @@ TILE = 2**26  # bytes of pairs scored at once on a CPU
 
 
 # cell build
-SIZES = ("token_dim", "width", "heads", "dropout", "cross_weight")
-SWITCHES = ("parts", "blocks", "one_vector")
+SIZES = ("token_dim", "width", "heads", "channels", "dropout", "cross_weight")
+SWITCHES = ("full_windows", "parts", "blocks", "one_vector")
 
 
 def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> MMCA:
@@ -440,26 +451,44 @@ def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -
 
 
 # cell select-negatives
+def positive_pairs(batch: PairBatch, by_image: bool) -> Tensor:
+    """(b, b) True where image and caption match.
+
+    by_image: a caption matches wherever its image stands; else only in its own pair.
+    """
+    ids = batch.images.ids
+    ids = ids if by_image else torch.arange(len(ids), device=ids.device)
+    return ids[:, None] == ids
+
+
 def select_hardest(
-    model: Matcher, images: Images, texts: Texts, budget: int
+    model: Matcher,
+    images: Images,
+    texts: Texts,
+    budget: int,
+    positive: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Hardest negative caption per image and image per caption: (b, 1) each."""
+    """Hardest negative caption per image and image per caption: (b, 1) each.
+
+    positive: what is no negative, (b, b); by default image b with caption b only.
+    """
     device = next(model.parameters()).device
     scores = score_all(model, images, texts, budget, progress=False, device=device)
-    positive = torch.eye(len(images), dtype=torch.bool, device=device)
+    if positive is None:
+        positive = torch.eye(len(images), dtype=torch.bool, device=device)
     captions = scores.i2t.masked_fill(positive, -math.inf).argmax(dim=1)
     negative_images = scores.t2i.masked_fill(positive, -math.inf).argmax(dim=0)
     return captions[:, None], negative_images[:, None]
 
 
-def sample_negatives(pairs: int, count: int) -> tuple[Tensor, Tensor]:
+def sample_negatives(positive: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """For each pair ``count`` negative captions and images, none twice: (b, count) each.
 
-    Drawn on the CPU, so that a seed means the same on every device.
+    positive: what is no negative, (b, b); those come last where a pair has fewer
+    negatives. Drawn on the CPU, so that a seed means the same on every device.
     """
-    priority = torch.rand(2, pairs, pairs)
-    priority.diagonal(dim1=1, dim2=2).fill_(-1)  # never the positive
-    captions, images = priority.topk(count, dim=2).indices
+    priority = torch.rand(2, *positive.shape).to(positive.device, non_blocking=True)
+    captions, images = priority.masked_fill(positive, -1).topk(count, dim=2).indices
     return captions, images
 
 
@@ -491,7 +520,20 @@ def score_selected(
 
 
 # cell hinges
-def selected_hinge_loss(
+def hinge_weights(positive: Tensor, count: int, hardest: bool, like: Tensor) -> Tensor:
+    """What each of ``count`` selected negatives counts: (b, count), of the type of ``like``.
+
+    The hardest count once; others together as all negatives of their pair. Where there
+    are fewer than ``count``, the rest counts nothing.
+    """
+    total = (~positive).sum(dim=1, keepdim=True)  # (b, 1)
+    used = total.clamp(max=count)
+    there = torch.arange(count, device=positive.device) < used
+    each = 1.0 if hardest else total.to(like) / used.clamp(min=1)
+    return there.to(like) * each
+
+
+def selected_hinges(
     model: Matcher,
     images: Images,
     texts: Texts,
@@ -499,23 +541,23 @@ def selected_hinge_loss(
     margin: float,
     budget: int,
 ) -> Tensor:
-    """Sum of the hinges of a batch with its selected negatives.
+    """Hinges (b, n) of a batch with its selected negatives, both directions summed.
 
     negatives: captions for the images and images for the captions, (b, n) each.
     """
-    device = next(model.parameters()).device
-    captions, negative_images = (selected.to(device) for selected in negatives)
+    captions, negative_images = negatives
     pairs, count = captions.shape
-    positive = torch.arange(pairs, device=device)
-    anchor = positive.repeat_interleave(count)
+    positive = torch.arange(pairs, device=captions.device)
+    anchor = positive[:, None].expand(pairs, count).flatten()
     rows = torch.cat([positive, anchor, negative_images.flatten()])
     columns = torch.cat([positive, captions.flatten(), anchor])
     scores = score_selected(model, images, texts, rows, columns, budget)
     sizes = [pairs, pairs * count, pairs * count]
     positive_i2t, negative_i2t, _ = scores.i2t.split(sizes)
     positive_t2i, _, negative_t2i = scores.t2i.split(sizes)
-    hinges = (margin + negative_i2t - positive_i2t[anchor]).relu().sum()
-    return hinges + (margin + negative_t2i - positive_t2i[anchor]).relu().sum()
+    i2t = margin + negative_i2t.view(pairs, count) - positive_i2t[:, None]
+    t2i = margin + negative_t2i.view(pairs, count) - positive_t2i[:, None]
+    return i2t.relu() + t2i.relu()
 
 
 # cell triplet-loss
@@ -523,7 +565,8 @@ class HardNegativeTripletLoss:
     """Hinge loss for models with expensive pairs: select without gradients, then score with.
 
     warmup_epochs: epochs over random negatives before the hardest take over. negatives:
-    random negative captions and images per pair; 0 for all. budget: in bytes.
+    random negative captions and images per pair; 0 for all. by_image: other captions of
+    the same image are no negatives. budget: in bytes.
     """
 
     def __init__(
@@ -533,9 +576,10 @@ class HardNegativeTripletLoss:
         warmup_epochs: int = 0,
         negatives: int = 4,
         budget: int = 2**26,
+        by_image: bool = False,
     ) -> None:
         self.margin, self.hardest, self.warmup_epochs = margin, hardest, warmup_epochs
-        self.negatives, self.budget = negatives, budget
+        self.negatives, self.budget, self.by_image = negatives, budget, by_image
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -543,33 +587,35 @@ class HardNegativeTripletLoss:
         self.hardest_now = self.hardest and epoch >= self.warmup_epochs
 
     def select(
-        self, model: Matcher, images: Images, texts: Texts
+        self, model: Matcher, images: Images, texts: Texts, positive: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Indices of negative captions and negative images: (b, n) each."""
         most = len(images) - 1  # a batch of one pair has no negative
         if self.hardest_now and most:
-            return select_hardest(model, images, texts, self.budget)
-        return sample_negatives(len(images), min(self.negatives or most, most))
+            return select_hardest(model, images, texts, self.budget, positive)
+        return sample_negatives(positive, min(self.negatives or most, most))
 
     def __call__(
         self, model: Matcher, batch: PairBatch
     ) -> tuple[Tensor, dict[str, float]]:
         images = model.encode_images(batch.images)
         texts = model.encode_texts(batch.texts)
-        selected = self.select(model, images, texts)
-        loss = selected_hinge_loss(
+        positive = positive_pairs(batch, self.by_image)
+        selected = self.select(model, images, texts, positive)
+        hinges = selected_hinges(
             model, images, texts, selected, self.margin, self.budget
         )
         count = selected[0].shape[1]
-        scale = (len(images) - 1) / count if count and not self.hardest_now else 1.0
+        weights = hinge_weights(positive, count, self.hardest_now, hinges)
         extra = model.extra_losses(images, texts, batch)
-        return scale * loss + sum(extra.values()), {"hardest": float(self.hardest_now)}
+        loss = (weights * hinges).sum() + sum(extra.values())
+        return loss, {"hardest": float(self.hardest_now)}
 
 
 # cell stages
 def stages(parameters: Mapping[str, Any], model: MMCA) -> list[Stage]:
     """The one training of a run: the hinge loss with negatives by the full score."""
-    names = ("margin", "hardest", "warmup_epochs", "negatives")
+    names = ("margin", "hardest", "warmup_epochs", "negatives", "by_image")
     objective = HardNegativeTripletLoss(
         **{name: parameters[name] for name in names},
         budget=parameters["budget_mb"] * 2**20,

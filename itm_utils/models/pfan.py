@@ -15,12 +15,13 @@ from itm_utils.matcher import ImageBatch, Images
 from itm_utils.models.scan import (
     CrossAttention,
     EPS,
+    PairMask,
     attend,
     check_choices,
     cosine_from_gram,
     pool,
+    pool_groups,
     region_layer,
-    split_groups,
 )
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Stage, train_config
@@ -114,17 +115,16 @@ def pfan_score(
     pooling: str,
     lse: float,
     bonus: float,
+    mask: PairMask | None = None,
 ) -> Tensor:
     """SCAN's score (m, n) plus ``bonus`` times the pooled largest weight per query."""
-    weights = attend(affinity, shapes, first_norm, temperature)
+    weights = attend(affinity, shapes, first_norm, temperature, mask)
     relevance = cosine_from_gram(affinity, weights, gram, query_norm)
-
-    def pooled(values: Tensor) -> Tensor:
-        parts = split_groups(values, shapes)
-        return torch.cat([pool(part, pooling, lse) for part in parts], dim=-1)
-
-    scores = pooled(relevance)
-    return scores + bonus * pooled(weights.amax(dim=1)) if bonus else scores
+    scores = pool_groups(relevance, shapes, pooling, lse, mask)
+    if not bonus:
+        return scores
+    largest = weights.amax(dim=1)
+    return scores + bonus * pool_groups(largest, shapes, pooling, lse, mask)
 
 
 # cell pfan-by-loop
@@ -164,7 +164,8 @@ def read_blocks(batch: ImageBatch, grid: int) -> tuple[Tensor, Tensor]:
     if columns != 2 * top:
         raise input_error("boxes", f"{columns} numbers per region", expected)
     blocks, share = batch.boxes[..., :top].long(), batch.boxes[..., top:]
-    if not blocks.is_meta and int(blocks.max()) > grid * grid:
+    # values are read where they lie on the CPU: elsewhere a step would have to wait
+    if blocks.device.type == "cpu" and int(blocks.max()) > grid * grid:
         wanted = f"at most {grid * grid}, for a grid of {grid} by {grid}"
         raise input_error("boxes", f"the block index {int(blocks.max())}", wanted)
     return blocks, share

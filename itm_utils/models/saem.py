@@ -100,27 +100,40 @@ WINDOWS = (1, 2, 3)  # tokens per filter
 
 
 class TextCNN(nn.Module):
-    """Convolutions over the tokens, each followed by max pooling over the caption."""
+    """Convolutions over the tokens, each followed by max pooling over the caption.
 
-    def __init__(self, token_dim: int, channels: int) -> None:
+    full_windows: a window counts if it holds real tokens only, and a caption shorter than
+    the window is padded with zeros; else one starts at every token, zeros after the last.
+    """
+
+    def __init__(
+        self, token_dim: int, channels: int, full_windows: bool = True
+    ) -> None:
         super().__init__()
+        self.full_windows = full_windows
         self.convs = nn.ModuleList(
             nn.Conv1d(token_dim, channels, window) for window in WINDOWS
         )
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Tokens (c, w, d) with mask (c, w) to (c, 3 * channels).
+    def padding(self, width: int, window: int) -> int:
+        """Zeros behind ``width`` tokens, so that there is a window at every position."""
+        return max(0, window - width) if self.full_windows else window - 1
 
-        A window counts if it holds real tokens only; a caption shorter than the
-        window is padded with zeros.
-        """
+    def positions(self, lengths: Tensor, window: int) -> Tensor:
+        """Number of windows that count in captions of the given lengths."""
+        if not self.full_windows:
+            return lengths
+        return (lengths - window + 1).clamp(min=1)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Tokens (c, w, d) with mask (c, w) to (c, 3 * channels)."""
         lengths = mask.sum(dim=1)
         tokens = torch.where(mask[..., None], tokens, 0).mT  # (c, d, w)
         pooled = []
         for conv, window in zip(self.convs, WINDOWS, strict=True):
-            missing = max(0, window - tokens.shape[2])
+            missing = self.padding(tokens.shape[2], window)
             response = conv(nn.functional.pad(tokens, (0, missing))).relu()
-            valid = length_mask((lengths - window + 1).clamp(min=1), response.shape[2])
+            valid = length_mask(self.positions(lengths, window), response.shape[2])
             # no response is negative, so zero can stand for a window that does not count
             pooled.append((response * valid[:, None, :]).amax(dim=2))
         return torch.cat(pooled, dim=1)

@@ -3,8 +3,9 @@
 """What notebooks/02_scan.ipynb exports."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from itm_utils.matcher import (
     Scores,
     TextBatch,
     Texts,
+    length_mask,
 )
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.vsepp import GlobalEmbeddingMixin, HingeTriplet
@@ -70,6 +72,13 @@ def normalize_affinity(affinity: Tensor, first_norm: str) -> Tensor:
 
 
 # cell attend
+class PairMask(NamedTuple):
+    """Which keys and queries of given pairs are real; the others are zero vectors."""
+
+    keys: Tensor  # (m, k, 1)
+    queries: Tensor  # (m, 1, q)
+
+
 def split_groups(columns: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
     """Split the last axis into groups of n items with q queries each: (..., q, n)."""
     parts = columns.split([q * n for q, n in shapes], dim=-1)
@@ -79,35 +88,53 @@ def split_groups(columns: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]
 
 
 def attend(
-    affinity: Tensor, shapes: list[tuple[int, int]], first_norm: str, temperature: float
+    affinity: Tensor,
+    shapes: list[tuple[int, int]],
+    first_norm: str,
+    temperature: float,
+    mask: PairMask | None = None,
 ) -> Tensor:
     """Attention weights (m, k, x): a softmax over the keys k for each of the x queries.
 
-    temperature: an inverse one, the factor λ before the softmax.
+    temperature: an inverse one, the factor λ before the softmax. mask: None if all
+    keys and queries are real.
     """
+    if mask is not None and first_norm == "softmax":  # zeros add nothing to other norms
+        affinity = affinity.masked_fill(~mask.queries, -torch.inf)
     parts = [
         normalize_affinity(part, first_norm).flatten(-2)
         for part in split_groups(affinity, shapes)
     ]
     normalized = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
-    return torch.softmax(temperature * normalized, dim=1)
+    logits = temperature * normalized
+    if mask is not None:
+        logits = logits.masked_fill(~mask.keys, -torch.inf)
+    return logits.softmax(dim=1)
 
 
 # cell pool
 POOLINGS = ("LogSumExp", "Mean", "Max", "Sum")
 
 
-def pool(relevance: Tensor, pooling: str, lse: float) -> Tensor:
-    """Pool the relevance (m, q, n) over the queries of each item: (m, n)."""
+def pool(
+    relevance: Tensor, pooling: str, lse: float, real: Tensor | None = None
+) -> Tensor:
+    """Pool the relevance (m, q, n) over the queries of each item: (m, n).
+
+    real: (m, q, 1), True at queries that are no padding; None if all are real.
+    """
+    if pooling not in POOLINGS:
+        raise input_error("pooling", repr(pooling), f"one of {', '.join(POOLINGS)}")
+    added = pooling in ("Mean", "Sum")
+    if real is not None:
+        relevance = relevance.masked_fill(~real, 0.0 if added else -torch.inf)
     if pooling == "LogSumExp":
         return torch.logsumexp(lse * relevance, dim=1) / lse
-    if pooling == "Mean":
-        return relevance.mean(dim=1)
     if pooling == "Max":
         return relevance.max(dim=1).values
-    if pooling == "Sum":
-        return relevance.sum(dim=1)
-    raise input_error("pooling", repr(pooling), f"one of {', '.join(POOLINGS)}")
+    count = relevance.shape[1] if real is None else real.sum(dim=1)
+    total = relevance.sum(dim=1)
+    return total / count if pooling == "Mean" else total
 
 
 # cell score-by-loop
@@ -142,35 +169,65 @@ def cosine_from_gram(
 
 
 # cell pack
-class PackedGroup(NamedTuple):
-    """Items with equally many vectors, without padding."""
+class Packed(NamedTuple):
+    """The vectors of some items without padding, items of equal length side by side."""
 
-    index: Tensor  # (n,) rows of the items
-    positions: Tensor  # (n, k) where their vectors were
-    vectors: Tensor  # (n, k, d)
+    vectors: Tensor  # (x, d), group by group
+    shapes: list[tuple[int, int]]  # (n, k) per group: its items, the vectors of each
+    order: Tensor  # all rows of the items, in the order of the groups; on the CPU
+    by_position: bool  # within a group: all first vectors, all second ones, …
+
+    def groups(self) -> list[Tensor]:
+        """Vectors (n, k, d) of each group."""
+        parts = self.vectors.split([n * k for n, k in self.shapes])
+        both = zip(parts, self.shapes, strict=True)
+        if self.by_position:
+            return [p.unflatten(0, (k, n)).transpose(0, 1) for p, (n, k) in both]
+        return [part.unflatten(0, shape) for part, shape in both]
 
 
-def pack(items: Encoded, kind: Tensor | None = None) -> list[PackedGroup]:
-    """Group items by their number of vectors (and by ``kind`` (n,), if given)."""
-    if items.mask.is_meta:  # shapes only: every position counts as real
-        positions = torch.ones_like(items.mask).cumsum(dim=1)
-        return [PackedGroup(positions[:, 0], positions, items.local)]
-    counts = items.mask.sum(dim=1)
-    if int(counts.min()) == 0:
+def check_not_empty(lengths: Tensor) -> None:
+    """Refuse items without regions or words; lengths are on the CPU."""
+    if int(lengths.min()) == 0:
         raise input_error(
             "mask", "an item without regions or words", "at least one in each"
         )
-    labels = counts if kind is None else counts + (items.mask.shape[1] + 1) * kind
-    groups = []
-    for label in labels.unique():
-        index = (labels == label).nonzero()[:, 0]
-        positions = items.mask[index].nonzero()[:, 1].view(len(index), -1)
-        # One group without padding: nothing to copy.
-        if positions.numel() == items.mask.numel():
-            return [PackedGroup(index, positions, items.local)]
-        vectors = items.local[index[:, None], positions]
-        groups.append(PackedGroup(index, positions, vectors))
-    return groups
+
+
+def with_lengths(items: Encoded) -> Encoded:
+    """The items with their lengths; if only the mask knows them, wait for its device."""
+    if items.lengths is None:
+        mask = items.mask.cpu()
+        lengths, local = mask.sum(dim=1), items.local
+        if not torch.equal(mask, length_mask(lengths, mask.shape[1])):  # it has holes
+            front = mask.int().argsort(dim=1, descending=True, stable=True)
+            front = front.to(local.device)[..., None].expand_as(local)
+            local = local.gather(1, front)
+        items = replace(items, local=local, lengths=lengths)
+    check_not_empty(items.lengths)
+    return items
+
+
+def send(index: Tensor, device: torch.device) -> Tensor:
+    """Copy indices to a device without waiting for it."""
+    return index.to(device, non_blocking=True)
+
+
+def pack(items: Encoded, by_position: bool = False) -> Packed:
+    """Copy the real vectors of items, grouped by their number."""
+    items = with_lengths(items)
+    local, (lengths, order) = items.local, items.lengths.sort(stable=True)
+    sizes, counts = lengths.unique_consecutive(return_counts=True)
+    sizes, counts = sizes.tolist(), counts.tolist()
+    shapes = list(zip(counts, sizes, strict=True))
+    vectors, width = local.flatten(0, 1), local.shape[1]
+    if by_position or shapes != [(len(local), width)]:  # else there is nothing to copy
+        places = []
+        for rows, size in zip(order.split(counts), sizes, strict=True):
+            place = rows[:, None] * width + torch.arange(size)  # (n, k)
+            places.append((place.T if by_position else place).flatten())
+        vectors = vectors.index_select(0, send(torch.cat(places), local.device))
+    return Packed(vectors, shapes, order, by_position)
 
 
 # cell all-pairs
@@ -183,39 +240,64 @@ def full_precision(x: Tensor) -> AbstractContextManager:
     return nullcontext() if x.is_meta else torch.autocast(kind, enabled=False)
 
 
+def row_strips(affinity: Tensor, keys: Packed) -> list[Tensor]:
+    """Affinities (m, k, x) of each group of keys, from those of all keys, (y, x)."""
+    parts = affinity.split([m * k for m, k in keys.shapes])
+    return [p.unflatten(0, shape) for p, shape in zip(parts, keys.shapes, strict=True)]
+
+
+def score_strips(
+    strips: Iterable[Tensor],
+    keys: Packed,
+    queries: Packed,
+    pair_score: Callable[..., Tensor],
+) -> Tensor:
+    """Scores (m, n) of all items, from the affinities (m, k, x) of each group of keys.
+
+    pair_score: affinity (m, k, x), gram (m, k, k), query_norm (x,), shapes -> (m, n).
+    """
+    norms = [vector_norm(group)[..., 0].T.flatten() for group in queries.groups()]
+    query_norm, shapes = torch.cat(norms), [(q, n) for n, q in queries.shapes]
+    scores = []
+    for strip, group in zip(strips, keys.groups(), strict=True):
+        gram = group @ group.mT
+        tile_size = TILE.get(strip.device.type) or 2**26
+        step = max(1, tile_size // strip[0].numel())
+        for tile, part in zip(strip.split(step), gram.split(step), strict=True):
+            scores.append(pair_score(tile, part, query_norm, shapes))
+    rows, columns = (
+        send(side.order.argsort(), strip.device) for side in (keys, queries)
+    )
+    return torch.cat(scores).index_select(0, rows).index_select(1, columns)
+
+
 def score_all_pairs(
     keys: Encoded, queries: Encoded, pair_score: Callable[..., Tensor]
 ) -> Tensor:
     """Score every item that holds keys with every item that holds queries: (m, n).
 
-    pair_score: affinity (m, k, x), gram (m, k, k), query_norm (x,), shapes -> (m, n).
+    pair_score: see score_strips.
     """
-    rows, columns = pack(keys), pack(queries)
+    rows, columns = pack(keys), pack(queries, by_position=True)
     with full_precision(keys.local):
-        flat_keys = torch.cat([g.vectors.flatten(0, 1) for g in rows])  # item by item
-        flat_queries = torch.cat(
-            [g.vectors.transpose(0, 1).flatten(0, 1) for g in columns]
-        )
-        affinity = flat_keys @ flat_queries.T  # the one product
-        query_norm = vector_norm(flat_queries)[:, 0]
-        shapes = [tuple(reversed(group.positions.shape)) for group in columns]
-        scores = []
-        for strip, group in zip(
-            affinity.split([g.positions.numel() for g in rows]), rows, strict=True
-        ):
-            gram = group.vectors @ group.vectors.mT
-            tile_size = TILE.get(affinity.device.type) or 2**26
-            step = max(1, tile_size // strip[: gram.shape[1]].numel())
-            tiles = strip.unflatten(0, group.positions.shape).split(step)
-            for tile, part in zip(tiles, gram.split(step), strict=True):
-                scores.append(pair_score(tile, part, query_norm, shapes))
-    order = [
-        torch.cat([group.index for group in side]).argsort() for side in (rows, columns)
-    ]
-    return torch.cat(scores)[order[0]][:, order[1]]
+        affinity = rows.vectors @ columns.vectors.T  # the one product
+        return score_strips(row_strips(affinity, rows), rows, columns, pair_score)
 
 
 # cell scan-score
+def pool_groups(
+    values: Tensor,
+    shapes: list[tuple[int, int]],
+    pooling: str,
+    lse: float,
+    mask: PairMask | None = None,
+) -> Tensor:
+    """Pool values (m, x) of queries over each item, group by group: (m, n)."""
+    real = None if mask is None else mask.queries.mT
+    parts = split_groups(values, shapes)
+    return torch.cat([pool(part, pooling, lse, real) for part in parts], dim=-1)
+
+
 def scan_score(
     affinity: Tensor,
     gram: Tensor,
@@ -225,37 +307,32 @@ def scan_score(
     temperature: float,
     pooling: str,
     lse: float,
+    mask: PairMask | None = None,
 ) -> Tensor:
     """Scores (m, n) from affinities (m, k, x): attend, compare, pool."""
-    weights = attend(affinity, shapes, first_norm, temperature)
+    weights = attend(affinity, shapes, first_norm, temperature, mask)
     relevance = cosine_from_gram(affinity, weights, gram, query_norm)
-    parts = split_groups(relevance, shapes)
-    return torch.cat([pool(part, pooling, lse) for part in parts], dim=-1)
+    return pool_groups(relevance, shapes, pooling, lse, mask)
 
 
 # cell given-pairs
-def pack_pairs(
-    keys: Encoded, queries: Encoded
-) -> list[tuple[PackedGroup, PackedGroup]]:
-    """Group pairs by their number of keys and of queries."""
-    groups = pack(keys, kind=queries.mask.sum(dim=1))
-    return [(group, pack(queries[group.index])[0]) for group in groups]
+def padded_pairs(keys: Encoded, queries: Encoded) -> tuple[Tensor, Tensor, PairMask]:
+    """Keys (b, k, d), queries (b, q, d), both zero at padding, and which are real."""
+    for side in (keys, queries):
+        if side.lengths is not None:
+            check_not_empty(side.lengths)
+    k, q = (s.local.masked_fill(~s.mask[..., None], 0) for s in (keys, queries))
+    return k, q, PairMask(keys.mask[:, :, None], queries.mask[:, None, :])
 
 
 def score_given_pairs(
     keys: Encoded, queries: Encoded, pair_score: Callable[..., Tensor]
 ) -> Tensor:
     """Score item b with item b only: (b,)."""
-    scores, order = [], []
-    with full_precision(keys.local):
-        for group, other in pack_pairs(keys, queries):
-            affinity = group.vectors @ other.vectors.mT  # (b, k, q)
-            gram = group.vectors @ group.vectors.mT
-            norm = vector_norm(other.vectors)[..., 0]
-            part = pair_score(affinity, gram, norm, [(affinity.shape[2], 1)])
-            scores.append(part[:, 0])
-            order.append(group.index)
-    return torch.cat(scores)[torch.cat(order).argsort()]
+    k, q, mask = padded_pairs(keys, queries)
+    with full_precision(k):
+        norm, shapes = vector_norm(q)[..., 0], [(q.shape[1], 1)]
+        return pair_score(k @ q.mT, k @ k.mT, norm, shapes, mask=mask)[:, 0]
 
 
 # cell pair-attention
@@ -264,17 +341,12 @@ def pair_attention(
 ) -> Attention:
     """Attention weights of matched pairs, padded and inside the graph.
 
-    attend_fn: affinity (b, k, q), shapes -> weights (b, k, q).
+    attend_fn: affinity (b, k, q), shapes, mask -> weights (b, k, q).
     """
-    shape = (len(keys.mask), queries.mask.shape[1], keys.mask.shape[1])
-    weights = keys.local.new_zeros(shape)
-    with full_precision(keys.local):
-        for group, other in pack_pairs(keys, queries):
-            affinity = group.vectors @ other.vectors.mT
-            part = attend_fn(affinity, [(affinity.shape[2], 1)]).mT  # (b, q, k)
-            pair = group.index[:, None, None]
-            place = (pair, other.positions[:, :, None], group.positions[:, None, :])
-            weights = weights.index_put(place, part)
+    k, q, mask = padded_pairs(keys, queries)
+    with full_precision(k):
+        weights = attend_fn(k @ q.mT, [(q.shape[1], 1)], mask=mask)
+    weights = weights.masked_fill(~mask.queries, 0).mT
     return Attention(weights, queries.local, keys.local, queries.mask, keys.mask)
 
 
@@ -294,16 +366,17 @@ def region_layer(image_dim: int, width: int, weight_norm: bool) -> nn.Linear:
 
 # cell read-words
 def encode_words(gru: nn.GRU, words: Tensor, lengths: Tensor) -> Tensor:
-    """GRU states (c, w, d) of embedded words, directions averaged; zeros at padding."""
-    if words.is_meta:  # shapes only: nothing to pack
-        states = gru(words)[0]
-    else:
-        packed = pack_padded_sequence(
-            words, lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
-        states = pad_packed_sequence(
-            gru(packed)[0], batch_first=True, total_length=words.shape[1]
-        )[0]
+    """GRU states (c, w, d) of embedded words, directions averaged; zeros at padding.
+
+    lengths: (c,), on the CPU. Captions are sorted there, which waits for no device.
+    """
+    lengths, order = lengths.cpu().sort(descending=True, stable=True)
+    words, width = words.index_select(0, send(order, words.device)), words.shape[1]
+    packed = pack_padded_sequence(words, lengths, batch_first=True)
+    states, _ = pad_packed_sequence(
+        gru(packed)[0], batch_first=True, total_length=width
+    )
+    states = states.index_select(0, send(order.argsort(), words.device))
     if gru.bidirectional:
         forward, backward = states.chunk(2, dim=-1)
         states = (forward + backward) / 2
@@ -338,13 +411,13 @@ class RegionsAndWords(Matcher):
     def encode_images(self, batch: ImageBatch) -> Images:
         regions = self.region_proj(batch.regions).to(self.word_embedding.weight.dtype)
         regions = l2_normalize_eps(regions) if self.image_norm else regions
-        return Images(local=regions, mask=batch.mask)
+        return Images(local=regions, mask=batch.mask, lengths=batch.lengths)
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         words = encode_words(self.gru, self.word_embedding(batch.words), batch.lengths)
         words = words.to(self.word_embedding.weight.dtype)  # not that of autocast
         words = l2_normalize_eps(words) if self.text_norm else words
-        return Texts(local=words, mask=batch.mask)
+        return Texts(local=words, mask=batch.mask, lengths=batch.lengths)
 
 
 # cell one-looks

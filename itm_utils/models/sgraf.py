@@ -8,12 +8,15 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from itm_utils.errors import input_error
 from itm_utils.matcher import Attention, ImageBatch, Images, Scores, TextBatch, Texts
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.scan import (
     EPS,
+    Packed,
+    PairMask,
     RegionsAndWords,
     TILE,
     TINY,
@@ -22,9 +25,12 @@ from itm_utils.models.scan import (
     full_precision,
     l2_normalize_eps,
     pack,
-    pack_pairs,
+    padded_pairs,
     pair_attention,
     region_layer,
+    send,
+    vector_norm,
+    with_lengths,
 )
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Stage, train_config
@@ -42,11 +48,31 @@ def similarity_vector(x: Tensor, y: Tensor, proj: nn.Linear) -> Tensor:
 
 
 # cell norms
+def masked_moments(
+    x: Tensor, mask: Tensor | None, dims: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, biased variance and number of the real entries of x over ``dims``.
+
+    mask: True at real entries, broadcast to x; None if all are real.
+    """
+    real = x.new_ones((), dtype=torch.bool) if mask is None else mask
+    real = real.expand_as(x)
+    count = real.sum(dim=dims, keepdim=True)
+    mean = x.masked_fill(~real, 0).sum(dim=dims, keepdim=True) / count
+    square = (x - mean).masked_fill(~real, 0).square()
+    return mean, square.sum(dim=dims, keepdim=True) / count, count
+
+
 class MaskedBatchNorm(nn.BatchNorm1d):
     """Batch norm over the real rows only: any number of them, in any order.
 
     A single row has no variance: it is normalised by the running statistics.
     """
+
+    momentum: float  # not None, nor are the running statistics
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
 
     def normalize_rows(self, x: Tensor) -> Tensor:
         """Normalise rows (n, d), all of them real."""
@@ -57,22 +83,41 @@ class MaskedBatchNorm(nn.BatchNorm1d):
             x, *running, self.weight, self.bias, eps=self.eps
         )
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Normalise x (n, k, d) where the mask (n, k) is True; zeros elsewhere."""
-        if mask.is_meta or bool(mask.all()):
-            return self.normalize_rows(x.flatten(0, 1)).view_as(x)
-        rows = self.normalize_rows(x[mask])
-        return x.new_zeros(x.shape, dtype=rows.dtype).masked_scatter(
-            mask[..., None], rows
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalise x (n, k, d) where the mask (n, k) is True; zeros elsewhere.
+
+        Without a mask all rows are real. With one, nothing waits for its device.
+        """
+        if mask is None or not self.training:
+            rows = self.normalize_rows(x.flatten(0, 1)).view_as(x)
+            return rows if mask is None else rows.masked_fill(~mask[..., None], 0)
+        values = x.to(self.running_mean.dtype)  # sums are not for half precision
+        mean, var, count = masked_moments(values, mask[..., None], (0, 1))
+        single = count == 1
+        mean = torch.where(single, self.running_mean, mean)
+        unbiased = var * count / (count - 1).clamp_min(1)
+        unbiased, var = (
+            torch.where(single, self.running_var, v) for v in (unbiased, var)
         )
+        # .data: a call whose backward pass is still to come kept them, and will not read
+        with torch.no_grad():
+            self.running_mean.data.lerp_(mean[0, 0], self.momentum)
+            self.running_var.data.lerp_(unbiased[0, 0], self.momentum)
+            self.num_batches_tracked += 1
+        rows = (values - mean) * (var + self.eps).rsqrt() * self.weight + self.bias
+        return rows.masked_fill(~mask[..., None], 0).to(x.dtype)
 
 
 class SlotBatchNorm(nn.BatchNorm1d):
     """Batch norm of the public code: its channels are the slots of the region list."""
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Normalise x (n, k, d), where k must be the number of slots."""
-        if x.shape[1] != self.num_features or not (mask.is_meta or bool(mask.all())):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalise x (n, k, d), where k must be the number of slots.
+
+        A mask must be True everywhere, which is read from its device.
+        """
+        padded = mask is not None and not bool(mask.all())
+        if padded or x.shape[1] != self.num_features:
             found = f"{x.shape[1]} regions, or fewer behind a mask"
             expected = f"exactly {self.num_features}, the number of region_slots"
             raise input_error("region_slots", found, expected)
@@ -98,19 +143,22 @@ class SelfAttentionPool(nn.Module):
             self.local_norm = SlotBatchNorm(slots) if slots else MaskedBatchNorm(width)
             self.mean_norm = MaskedBatchNorm(width)
 
-    def weights(self, x: Tensor, mask: Tensor) -> Tensor:
+    def weights(self, x: Tensor, mask: Tensor, full: bool = False) -> Tensor:
         """Attention weights (n, k) over the real entries of x (n, k, d)."""
         local, mean = self.local_proj(x), self.mean_proj(masked_mean(x, mask))
         if self.local_norm is not None and self.mean_norm is not None:
-            local = self.local_norm(local, mask)
+            local = self.local_norm(local, None if full else mask)
             mean = self.mean_norm.normalize_rows(mean)
         local, mean = self.dropout(local.tanh()), self.dropout(mean.tanh())
         logits = self.logit_proj(local * mean[:, None])[..., 0]
         return logits.masked_fill(~mask, -torch.inf).softmax(dim=1)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """L2-normalised vectors (n, d) of x (n, k, d) with mask (n, k)."""
-        return l2_normalize_eps((self.weights(x, mask)[:, None] @ x)[:, 0])
+    def forward(self, x: Tensor, mask: Tensor, full: bool = False) -> Tensor:
+        """L2-normalised vectors (n, d) of x (n, k, d) with mask (n, k).
+
+        full: known on the CPU that the mask is True everywhere.
+        """
+        return l2_normalize_eps((self.weights(x, mask, full)[:, None] @ x)[:, 0])
 
 
 # cell gate-norm
@@ -121,50 +169,57 @@ class GateBatchNorm(MaskedBatchNorm):
     once per caption in their order, as a loop over captions does.
     """
 
-    momentum: float  # not None, nor are the running statistics
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-
     def __init__(self, per_caption: bool) -> None:
         super().__init__(1)
         self.per_caption = per_caption
 
-    def forward(self, gates: list[Tensor], captions: list[Tensor]) -> list[Tensor]:
-        """Normalise gates (m, n, k), given the indices (n,) of their captions."""
+    def forward(
+        self, gates: list[Tensor], captions: list[Tensor], mask: Tensor | None = None
+    ) -> list[Tensor]:
+        """Normalise gates (m, n, k), given the indices (n,) of their captions.
+
+        mask: (n, k), real nodes of the one tensor of gates of given pairs, m = 1.
+        """
         if self.training and self.per_caption:
-            self.update_running_stats(gates, captions)
-            var = [g.var(dim=(0, 2), correction=0, keepdim=True) for g in gates]
-            mean = [g.mean(dim=(0, 2), keepdim=True) for g in gates]
-            parts = zip(gates, mean, var, strict=True)
-            normal = [(g - m) * (v + self.eps).rsqrt() for g, m, v in parts]
+            moments = [masked_moments(g, mask, (0, 2)) for g in gates]
+            self.update_running_stats(moments, torch.cat(captions))
+            parts = zip(gates, moments, strict=True)
+            normal = [(g - m) * (v + self.eps).rsqrt() for g, (m, v, _) in parts]
             return [self.weight * part + self.bias for part in normal]
+        if mask is not None:
+            return [super().forward(gates[0][0, ..., None], mask)[None, ..., 0]]
         flat = torch.cat([g.flatten() for g in gates])[:, None]
         parts = self.normalize_rows(flat)[:, 0].split([g.numel() for g in gates])
         return [part.view_as(g) for part, g in zip(parts, gates, strict=True)]
 
     @torch.no_grad()
-    def update_running_stats(self, gates: list[Tensor], captions: list[Tensor]) -> None:
+    def update_running_stats(
+        self, moments: list[tuple[Tensor, Tensor, Tensor]], captions: Tensor
+    ) -> None:
         """Update the running statistics as if one caption came after the other."""
-        order = torch.cat(captions).argsort()
-        decay = (1 - self.momentum) ** torch.arange(len(order), device=order.device)
-        for running, statistic in (
-            (self.running_mean, lambda g: g.mean(dim=(0, 2))),
-            (self.running_var, lambda g: g.var(dim=(0, 2))),
-        ):
-            per_caption = torch.cat([statistic(g) for g in gates])[order]
-            new = self.momentum * (decay.flip(0) * per_caption).sum()
-            running.mul_((1 - self.momentum) ** len(order)).add_(new)
-        self.num_batches_tracked += len(order)
+        mean, var, count = (
+            torch.cat([m.flatten() for m in s]) for s in zip(*moments, strict=True)
+        )
+        last = len(captions) - 1 - captions.argsort().argsort()  # captions after each
+        decay = send((1 - self.momentum) ** last.to(mean.dtype), mean.device)
+        var = var * count / (count - 1)
+        for running, values in ((self.running_mean, mean), (self.running_var, var)):
+            new = self.momentum * (decay * values).sum()
+            running.mul_((1 - self.momentum) ** len(captions)).add_(new)
+        self.num_batches_tracked += len(captions)
 
 
 # cell saf
 class NodeBatch(NamedTuple):
-    """Similarity nodes of all pairs of some images with captions of equal length."""
+    """Similarity nodes of all pairs of some images with captions of equal length.
 
-    images: Tensor  # (m,) indices of the images
-    captions: Tensor  # (n,) indices of the captions
+    Or of given pairs, as if of one image (m = 1), with a mask.
+    """
+
+    images: Tensor  # (m,) indices of the images, on the CPU
+    captions: Tensor  # (n,) indices of the captions, on the CPU
     nodes: Tensor  # (m, n, 1 + w, s): the global node, then one per word
+    mask: Tensor | None = None  # (n, 1 + w), False at padding; None without any
 
 
 class SAF(nn.Module):
@@ -178,8 +233,11 @@ class SAF(nn.Module):
     def weights(self, batches: list[NodeBatch]) -> list[Tensor]:
         """Node weights (m, n, k) of each batch; they sum to one over the nodes."""
         gates = [self.gate(batch.nodes)[..., 0] for batch in batches]
-        gates = self.norm(gates, [batch.captions for batch in batches])
+        mask = batches[0].mask
+        gates = self.norm(gates, [batch.captions for batch in batches], mask)
         gates = [gate.sigmoid() for gate in gates]
+        if mask is not None:
+            gates = [gate.masked_fill(~mask, 0) for gate in gates]
         return [g / (g.sum(dim=-1, keepdim=True) + EPS) for g in gates]
 
     def forward(
@@ -216,19 +274,32 @@ class GraphReasoningStep(nn.Module):
         return matrix, u, v, query.bias @ key.bias
 
     def edges(
-        self, queries: Tensor, nodes: Tensor, fused: tuple[Tensor, ...]
+        self,
+        queries: Tensor,
+        nodes: Tensor,
+        fused: tuple[Tensor, ...],
+        mask: Tensor | None = None,
     ) -> Tensor:
-        """Edge weights (..., q, k) of query nodes over nodes; rows sum to one."""
+        """Edge weights (..., q, k) of query nodes over nodes; rows sum to one.
+
+        mask: (n, k), False at padded nodes, which get none; None without padding.
+        """
         matrix, u, v, t = fused
         constant = queries @ v + t  # per query: the softmax is invariant to it
         logits = (queries @ matrix + u) @ nodes.mT + constant[..., None]
+        if mask is not None:
+            logits = logits.masked_fill(~mask[:, None], -torch.inf)
         return logits.softmax(dim=-1)
 
     def forward(
-        self, queries: Tensor, nodes: Tensor, fused: tuple[Tensor, ...]
+        self,
+        queries: Tensor,
+        nodes: Tensor,
+        fused: tuple[Tensor, ...],
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Updated query nodes (..., q, s), from queries and nodes (..., k, s)."""
-        return self.out_proj(self.edges(queries, nodes, fused) @ nodes).relu()
+        return self.out_proj(self.edges(queries, nodes, fused, mask) @ nodes).relu()
 
 
 # cell sgr
@@ -250,7 +321,7 @@ class SGR(nn.Module):
             for number, step in enumerate(steps, start=1):
                 last = number == len(steps)
                 queries = nodes[..., :1, :] if last else nodes  # only the first is read
-                nodes = step(queries, nodes, fused[number - 1])
+                nodes = step(queries, nodes, fused[number - 1], batch.mask)
             yield batch, nodes[..., 0, :]
 
 
@@ -259,13 +330,17 @@ FIRST_NORM = "clipped_l2norm"  # of chapter 02, the only one that SGRAF uses
 
 
 def unit_norm_attention(
-    regions: Tensor, words: Tensor, shapes: list[tuple[int, int]], temperature: float
+    regions: Tensor,
+    words: Tensor,
+    shapes: list[tuple[int, int]],
+    temperature: float,
+    mask: PairMask | None = None,
 ) -> Tensor:
     """Attention weights (m, r, x), scaled so that attended features have unit norm.
 
     regions: (m, r, d). words: (x, d) or (m, x, d), in the order of ``attend``.
     """
-    weights = attend(regions @ words.mT, shapes, FIRST_NORM, temperature)
+    weights = attend(regions @ words.mT, shapes, FIRST_NORM, temperature, mask)
     gram = regions @ regions.mT
     square = (weights * (gram @ weights)).sum(dim=1, keepdim=True)
     return weights / (square.clamp_min(TINY).sqrt() + EPS)
@@ -276,65 +351,105 @@ def chunk_size(elements: int, items: int, device: torch.device) -> int:
     return max(1, min(items, TILE.get(device.type, 2**26) // elements))
 
 
+def differences(
+    regions: Tensor, words: Tensor, weights: Tensor
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield chunks of images, and their attended features minus the words, (m, x, d)."""
+    words = words.expand(len(regions), -1, -1)
+    size = chunk_size(words[0].numel(), len(words), words.device)
+    for start in range(0, len(words), size):
+        part = slice(start, start + size)
+        yield part, torch.baddbmm(words[part], weights[part].mT, regions[part], beta=-1)
+
+
+class LocalSimilarity(torch.autograd.Function):
+    """Similarity vectors (m, x, s) of words with their attended features.
+
+    regions: (m, r, d). words: (x, d) or (m, x, d). weights: (m, r, x). matrix: (s, d).
+    The differences, by far the largest thing in a step, are not kept for the way back
+    but computed again, a chunk at a time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        regions: Tensor,
+        words: Tensor,
+        weights: Tensor,
+        matrix: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
+        vectors = words.new_empty(*weights.mT.shape[:2], len(matrix))
+        norms = words.new_empty(*weights.mT.shape[:2], 1)
+        for part, difference in differences(regions, words, weights):
+            squared = difference.square_().flatten(0, 1)
+            vector = vectors[part]
+            torch.addmm(bias, squared, matrix.T, out=vector.flatten(0, 1))
+            norm = vector_norm(vector)
+            norms[part] = norm
+            vector *= (norm + EPS).reciprocal()
+        ctx.save_for_backward(regions, words, weights, matrix, vectors, norms)
+        return vectors
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        regions, words, weights, matrix, vectors, norms = ctx.saved_tensors
+        shared = words.dim() == 2
+        to_regions, to_weights = torch.empty_like(regions), torch.empty_like(weights)
+        to_words, to_matrix = torch.zeros_like(words), torch.zeros_like(matrix)
+        to_bias = matrix.new_zeros(len(matrix))
+        for part, difference in differences(regions, words, weights):
+            vector, norm = vectors[part], norms[part]
+            along = (vector * grad[part]).sum(dim=-1, keepdim=True)
+            g = grad[part] - vector * (along * (norm + EPS) / norm)
+            g = (g / (norm + EPS)).flatten(0, 1)
+            to_bias += g.sum(dim=0)
+            to_matrix.addmm_(g.T, difference.square().flatten(0, 1))
+            g = difference.mul_(2).mul_((g @ matrix).view_as(difference))
+            torch.bmm(weights[part], g, out=to_regions[part])
+            torch.bmm(regions[part], g.mT, out=to_weights[part])
+            if shared:
+                to_words -= g.sum(dim=0)
+            else:
+                torch.neg(g, out=to_words[part])
+        return to_regions, to_words, to_weights, to_matrix, to_bias
+
+
 def local_similarity(
     regions: Tensor, words: Tensor, weights: Tensor, proj: nn.Linear
 ) -> Tensor:
-    """Similarity vectors (m, x, s) of words with their attended features.
-
-    regions: (m, r, d). words: (x, d) or (m, x, d). weights: (m, r, x).
-    """
-    words = words.expand(len(regions), -1, -1)
-    size = chunk_size(words[0].numel(), len(words), words.device)
-    chunks, vectors = (side.split(size) for side in (regions, words, weights)), []
-    for keys, queries, w in zip(*chunks, strict=True):
-        difference = torch.baddbmm(queries, w.mT, keys, beta=-1)  # attended - query
-        # in place where no gradient needs the differences
-        inplace = not torch.is_grad_enabled()
-        squared = difference.square_() if inplace else difference.square()
-        vectors.append(l2_normalize_eps(proj(squared)))
-    return torch.cat(vectors)
+    """Similarity vectors (m, x, s) of words with their attended features."""
+    args = regions, words, weights, proj.weight, proj.bias
+    return LocalSimilarity.apply(*args)
 
 
 # cell parts
-class PackedCaptions(NamedTuple):
-    """The words of some captions in one tensor, in the order of ``attend``."""
-
-    captions: list[Tensor]  # (n,) per caption length: indices of the captions
-    words: Tensor  # (x, d): all first words of a length, then all second ones, …
-    shapes: list[tuple[int, int]]  # (w, n) per caption length
-
-
-def pack_captions(texts: Texts, captions: Tensor) -> PackedCaptions:
-    """Pack the given captions without padding."""
-    groups = pack(texts[captions])
-    words = [group.vectors.transpose(0, 1).flatten(0, 1) for group in groups]
-    shapes = [(w, n) for n, w in (group.positions.shape for group in groups)]
-    index = [captions[group.index] for group in groups]
-    return PackedCaptions(index, torch.cat(words), shapes)
-
-
 def split_by_length(vectors: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
-    """Split word vectors (m, x, s) into (m, n, w, s) per shape (w, n)."""
-    parts = zip(vectors.split([w * n for w, n in shapes], dim=1), shapes, strict=True)
-    return [part.unflatten(1, shape).transpose(1, 2) for part, shape in parts]
+    """Split word vectors (m, x, s) into (m, n, w, s) per shape (n, w)."""
+    parts = zip(vectors.split([w * n for n, w in shapes], dim=1), shapes, strict=True)
+    return [part.unflatten(1, (w, n)).transpose(1, 2) for part, (n, w) in parts]
 
 
 def pair_blocks(
     images: Images, texts: Texts, sim_dim: int, at_once: bool
-) -> Iterator[tuple[Tensor, Tensor, PackedCaptions]]:
-    """Yield blocks of all pairs: image indices (m,), regions (m, r, d), captions."""
-    rows, by_length = pack(images), texts.mask.sum(dim=1).argsort(stable=True)
-    device = texts.local.device
-    columns = chunk_size(texts.local[0].numel(), len(texts), device)
-    for part in by_length.split(len(texts) if at_once else columns):
-        packed = pack_captions(texts, part)
-        for group in rows:
-            size = len(group.index)
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Packed]]:
+    """Yield blocks of all pairs: image indices (m,), their regions (m, r, d), caption
+    indices (n,) and their words. Indices are on the CPU.
+    """
+    rows, known = pack(images), with_lengths(texts)
+    indices = rows.order.split([n for n, _ in rows.shapes])
+    device = known.local.device
+    columns = chunk_size(known.local[0].numel(), len(known), device)
+    by_length = known.lengths.argsort(stable=True)
+    for part in by_length.split(len(known) if at_once else columns):
+        packed = pack(known[part], by_position=True)
+        for index, regions in zip(indices, rows.groups(), strict=True):
+            size = len(index)
             if not at_once:
-                size = chunk_size(len(packed.words) * sim_dim, size, device)
-            split = group.index.split(size), group.vectors.split(size)
-            for index, regions in zip(*split, strict=True):
-                yield index, regions, packed
+                size = chunk_size(len(packed.vectors) * sim_dim, size, device)
+            for block in zip(index.split(size), regions.split(size), strict=True):
+                yield *block, part[packed.order], packed
 
 
 # cell pair-nodes
@@ -347,33 +462,42 @@ class SimilarityEncoder(nn.Module):
         self.local_proj = xavier_linear(width, sim_dim)
         self.global_proj = xavier_linear(width, sim_dim)
 
-    def local_nodes(self, regions: Tensor, words: Tensor, shapes: list) -> Tensor:
+    def local_nodes(
+        self, regions: Tensor, words: Tensor, shapes: list, mask: PairMask | None = None
+    ) -> Tensor:
         """Similarity vectors (m, x, s) of words with their attended features."""
-        weights = unit_norm_attention(regions, words, shapes, self.temperature)
+        weights = unit_norm_attention(regions, words, shapes, self.temperature, mask)
         return local_similarity(regions, words, weights, self.local_proj)
 
     def forward(self, images: Images, texts: Texts) -> Iterator[NodeBatch]:
         """Yield the nodes of all pairs, block by block; in training all at once."""
-        sim_dim = self.local_proj.out_features
-        for index, regions, packed in pair_blocks(
-            images, texts, sim_dim, self.training
-        ):
-            captions, words, shapes = packed
-            local = split_by_length(self.local_nodes(regions, words, shapes), shapes)
-            pooled = images.pooled[index][:, None], texts.pooled[torch.cat(captions)]
-            whole = similarity_vector(*pooled, self.global_proj)[:, :, None]
-            whole = whole.split([n for _, n in shapes], dim=1)
-            for caption, *nodes in zip(captions, whole, local, strict=True):
+        sim_dim, device = self.local_proj.out_features, images.local.device
+        blocks = pair_blocks(images, texts, sim_dim, self.training)
+        for index, regions, captions, packed in blocks:
+            shapes = [(w, n) for n, w in packed.shapes]
+            local = self.local_nodes(regions, packed.vectors, shapes)
+            pooled = (
+                images.pooled[send(index, device)],
+                texts.pooled[send(captions, device)],
+            )
+            whole = similarity_vector(pooled[0][:, None], pooled[1], self.global_proj)
+            parts = (
+                captions.split([n for n, _ in packed.shapes]),
+                whole[:, :, None].split([n for n, _ in packed.shapes], dim=1),
+                split_by_length(local, packed.shapes),
+            )
+            for caption, *nodes in zip(*parts, strict=True):
                 yield NodeBatch(index, caption, torch.cat(nodes, dim=2))
 
-    def pairs(self, images: Images, texts: Texts) -> Iterator[NodeBatch]:
-        """Yield the nodes of image b with caption b; captions index the pairs."""
-        for group, other in pack_pairs(images, texts):
-            index, shapes = group.index, [(other.vectors.shape[1], 1)]
-            local = self.local_nodes(group.vectors, other.vectors, shapes)
-            pooled = images.pooled[index], texts.pooled[index]
-            whole = similarity_vector(*pooled, self.global_proj)[:, None]
-            yield NodeBatch(index[:1], index, torch.cat([whole, local], dim=1)[None])
+    def pairs(self, images: Images, texts: Texts) -> NodeBatch:
+        """Nodes of image b with caption b; captions index the pairs."""
+        regions, words, mask = padded_pairs(images, texts)
+        local = self.local_nodes(regions, words, [(words.shape[1], 1)], mask)
+        whole = similarity_vector(images.pooled, texts.pooled, self.global_proj)
+        nodes = torch.cat([whole[:, None], local], dim=1)[None]
+        real = nn.functional.pad(texts.mask, (1, 0), value=True)  # the global node is
+        index = torch.arange(len(whole))
+        return NodeBatch(index[:1], index, nodes, real)
 
 
 # cell sgraf-class
@@ -413,7 +537,9 @@ class SGRAF(RegionsAndWords):
 
     def encode_images(self, batch: ImageBatch) -> Images:
         images = super().encode_images(batch)
-        pooled = self.image_pool(images.local, images.mask)
+        known, width = images.lengths is not None, images.local.shape[1]
+        full = known and bool((images.lengths == width).all())
+        pooled = self.image_pool(images.local, images.mask, full)
         images.pooled = pooled.to(images.local.dtype)
         return images
 
@@ -423,7 +549,7 @@ class SGRAF(RegionsAndWords):
         words = words.to(self.word_embedding.weight.dtype)  # not the autocast one
         words = l2_normalize_eps(words) if self.text_norm else words
         pooled = self.text_pool(words, batch.mask).to(words.dtype)
-        return Texts(local=words, mask=batch.mask, pooled=pooled)
+        return Texts(words, batch.mask, pooled, lengths=batch.lengths)
 
     def score(self, images: Images, texts: Texts) -> Scores:
         values, places = [], []
@@ -432,15 +558,14 @@ class SGRAF(RegionsAndWords):
                 values.append(self.score_proj(vector).sigmoid().flatten())
                 place = batch.images[:, None] * len(texts) + batch.captions
                 places.append(place.flatten())
-        order = torch.cat(places).argsort()
-        return Scores.same(torch.cat(values)[order].view(len(images), len(texts)))
+        found, place = torch.cat(values), send(torch.cat(places), images.local.device)
+        scores = torch.zeros_like(found).index_copy(0, place, found)
+        return Scores.same(scores.view(len(images), len(texts)))
 
     def score_pairs(self, images: Images, texts: Texts) -> Scores:
         with full_precision(images.local):
-            found = list(self.head(self.similarity.pairs(images, texts)))
-            values = [self.score_proj(vector).sigmoid()[0, :, 0] for _, vector in found]
-        order = torch.cat([batch.captions for batch, _ in found]).argsort()
-        return Scores.same(torch.cat(values)[order])
+            ((_, vectors),) = self.head([self.similarity.pairs(images, texts)])
+            return Scores.same(self.score_proj(vectors).sigmoid()[0, :, 0])
 
     def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
         """Cross-attention of words over regions, below the similarity vectors."""

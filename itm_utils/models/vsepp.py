@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from itm_utils.errors import input_error
 from itm_utils.matcher import (
@@ -54,14 +55,14 @@ class GRUTextEncoder(nn.Module):
         self.gru = nn.GRU(word_dim, width, layers, batch_first=True)
         nn.init.uniform_(self.word_embedding.weight, -0.1, 0.1)
 
-    def states(self, batch: TextBatch) -> Tensor:
-        """GRU state after each word: (c, w, d)."""
-        return self.gru(self.word_embedding(batch.words))[0]
-
     def forward(self, batch: TextBatch) -> Tensor:
         """GRU state after the last word: (c, d)."""
-        rows = torch.arange(len(batch), device=batch.lengths.device)
-        return self.states(batch)[rows, batch.lengths - 1]
+        lengths, order = batch.lengths.sort(descending=True, stable=True)  # on the CPU
+        words = batch.words[order.to(batch.words.device, non_blocking=True)]
+        packed = pack_padded_sequence(words, lengths, batch_first=True)  # no padding
+        inputs = PackedSequence(self.word_embedding(packed.data), packed.batch_sizes)
+        last = self.gru(inputs)[1][-1]  # of the last layer, longest caption first
+        return last[order.argsort().to(last.device, non_blocking=True)]
 
 
 # cell one-vector-each
@@ -120,17 +121,22 @@ class VSEPP(GlobalEmbeddingMixin, Matcher):
 
 
 # cell hinge-loss
-def hinge_loss(scores: Scores, margin: float, hardest: bool) -> Tensor:
+def hinge_loss(
+    scores: Scores, margin: float, hardest: bool, positive: Tensor | None = None
+) -> Tensor:
     """Triplet ranking loss of a batch where image b matches caption b, summed.
 
     scores: (b, b), both directions. hardest: only the hardest negative of each query.
+    positive: (b, b), True where image and caption match; the diagonal by default.
     """
     if scores.i2t.dim() != 2 or scores.i2t.shape[0] != scores.i2t.shape[1]:
         shape = tuple(scores.i2t.shape)
         raise input_error(
             "hinge_loss", f"scores of shape {shape}", "as many images as captions"
         )
-    positive = torch.eye(len(scores.i2t), dtype=torch.bool, device=scores.i2t.device)
+    if positive is None:
+        size, device = len(scores.i2t), scores.i2t.device
+        positive = torch.eye(size, dtype=torch.bool, device=device)
     caption_costs = margin + scores.i2t - scores.i2t.diagonal()[:, None]
     image_costs = margin + scores.t2i - scores.t2i.diagonal()[None, :]
     caption_costs = caption_costs.clamp(min=0).masked_fill(positive, 0)
@@ -146,12 +152,18 @@ class HingeTriplet:
     """Hinge-based triplet ranking loss as an objective.
 
     hardest: the hardest negatives only. warmup_epochs: epochs over all negatives first.
+    by_image: captions of one image are all positives of it; else only the pair itself.
     """
 
     def __init__(
-        self, margin: float = 0.2, hardest: bool = True, warmup_epochs: int = 0
+        self,
+        margin: float = 0.2,
+        hardest: bool = True,
+        warmup_epochs: int = 0,
+        by_image: bool = False,
     ) -> None:
         self.margin, self.hardest, self.warmup_epochs = margin, hardest, warmup_epochs
+        self.by_image = by_image
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -163,7 +175,10 @@ class HingeTriplet:
     ) -> tuple[Tensor, dict[str, float]]:
         images = model.encode_images(batch.images)
         texts = model.encode_texts(batch.texts)
-        loss = hinge_loss(model.score(images, texts), self.margin, self.hardest_now)
+        ids = batch.images.ids
+        positive = ids[:, None] == ids if self.by_image else None
+        scores = model.score(images, texts)
+        loss = hinge_loss(scores, self.margin, self.hardest_now, positive)
         extra = model.extra_losses(images, texts, batch)
         return loss + sum(extra.values()), {"hardest": float(self.hardest_now)}
 

@@ -11,7 +11,15 @@ from torch.nn import functional as F
 
 from itm_utils.data.vocabulary import END, SPECIAL, START
 from itm_utils.errors import input_error
-from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, TextBatch, Texts
+from itm_utils.matcher import (
+    ImageBatch,
+    Images,
+    Matcher,
+    PairBatch,
+    TextBatch,
+    Texts,
+    length_mask,
+)
 from itm_utils.models.vsepp import (
     GRUTextEncoder,
     GlobalEmbeddingMixin,
@@ -34,12 +42,29 @@ def relations(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
 
 
 # cell reasoning-step
-def apply_masked(layer: Callable[[Tensor], Tensor], x: Tensor, mask: Tensor) -> Tensor:
+def real_rows(mask: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """Positions of the real regions among all i * r; None if there is no padding.
+
+    lengths: (i,) on the CPU. Without them the mask is asked, and a GPU waited for.
+    """
+    real = mask if lengths is None else length_mask(lengths, mask.shape[1])
+    if real.all():
+        return None
+    return real.flatten().nonzero()[:, 0].to(mask.device, non_blocking=True)
+
+
+def apply_masked(
+    layer: Callable[[Tensor], Tensor],
+    x: Tensor,
+    mask: Tensor,
+    lengths: Tensor | None = None,
+) -> Tensor:
     """Apply a layer to the real rows of (i, r, d) only; padding becomes zero."""
-    if mask.is_meta or mask.all():  # no padding, or shapes without values
-        return layer(x.flatten(0, 1)).view_as(x)
-    changed = layer(x[mask])
-    return changed.new_zeros(x.shape).index_put((mask,), changed)
+    rows, flat = real_rows(mask, lengths), x.flatten(0, 1)
+    if rows is None:
+        return layer(flat).view_as(x)
+    changed = layer(flat.index_select(0, rows))
+    return changed.new_zeros(flat.shape).index_copy(0, rows, changed).view_as(x)
 
 
 class ReasoningStep(nn.Module):
@@ -58,10 +83,12 @@ class ReasoningStep(nn.Module):
         """(i, r, r)"""
         return relations(self.q_proj(regions), self.k_proj(regions), mask)
 
-    def forward(self, regions: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, regions: Tensor, mask: Tensor, lengths: Tensor | None = None
+    ) -> Tensor:
         """(i, r, d) to (i, r, d)"""
         messages = self.relations(regions, mask) @ self.v_proj(regions)
-        return regions + apply_masked(self.norm, self.out_proj(messages), mask)
+        return regions + apply_masked(self.norm, self.out_proj(messages), mask, lengths)
 
 
 # cell read-regions
@@ -107,7 +134,7 @@ def teacher_forcing(texts: TextBatch, max_len: int) -> tuple[Tensor, Tensor]:
     """
     steps = min(texts.words.shape[1], max_len - 1)
     position = torch.arange(steps + 1, device=texts.words.device)
-    length = texts.lengths[:, None]
+    length = texts.lengths[:, None].to(position.device, non_blocking=True)
     tokens = F.pad(texts.words, (0, 1))[:, : steps + 1]
     tokens = tokens.masked_fill(position >= length, 0)
     truncated = (position == max_len - 1) & (length >= max_len)
@@ -221,7 +248,8 @@ class RegionReasoning(nn.Module):
 
     def project(self, batch: ImageBatch) -> Tensor:
         """Regions before the first step (i, r, d); zero at padding."""
-        if not batch.mask.is_meta and not batch.mask.any(dim=1).all():
+        counts = batch.mask.sum(dim=1) if batch.lengths is None else batch.lengths
+        if not counts.all():
             raise input_error("mask", "an image without regions", "at least one each")
         regions = self.region_proj(batch.regions).masked_fill(~batch.mask[..., None], 0)
         if self.architecture == "f30k":
@@ -232,7 +260,7 @@ class RegionReasoning(nn.Module):
         """Regions after all steps (i, r, d), normalised."""
         regions = self.project(batch)
         for step in self.steps:
-            regions = step(regions, batch.mask)
+            regions = step(regions, batch.mask, batch.lengths)
         return normalize_regions(regions, self.norm_axis)
 
 
@@ -280,23 +308,35 @@ class VSRN(GlobalEmbeddingMixin, Matcher):
         nn.init.xavier_uniform_(self.reasoning.region_proj.weight)
         nn.init.zeros_(self.reasoning.region_proj.bias)
 
-    def encode_images(self, batch: ImageBatch) -> Images:
-        """Embeddings (i, d); in training also the regions (i, r, d) after reasoning."""
-        regions = self.reasoning(batch)
-        last = encode_regions(self.region_gru, regions, batch.mask)[2]
-        dtype = self.reasoning.region_proj.weight.dtype
-        pooled = self.gru_norm(last).to(dtype)  # (i, d)
+    def encode_image_batches(self, batches: list[ImageBatch]) -> Images:
+        """Embeddings (i, d); in training also the regions (i, r, d) after reasoning.
+
+        Of several batches, joined: batch norms see each alone, the GRU reads all at once.
+        """
+        parts = [Images(self.reasoning(x), x.mask, lengths=x.lengths) for x in batches]
+        joined, sizes = Images.cat(parts), [len(part) for part in parts]
+        last = encode_regions(self.region_gru, joined.local, joined.mask)[2]
+        pooled = torch.cat([self.gru_norm(part) for part in last.split(sizes)])  # (i, d)
+        pooled = pooled.to(self.reasoning.region_proj.weight.dtype)
         pooled = l2_normalize(pooled) if self.image_norm else pooled
         pooled = pooled.abs() if self.absolute else pooled
         if not self.training:
             return Images(pooled=pooled)
-        return Images(pooled=pooled, local=regions, mask=batch.mask)
+        return Images(joined.local, joined.mask, pooled, lengths=joined.lengths)
+
+    def encode_images(self, batch: ImageBatch) -> Images:
+        """Encode one batch of images."""
+        return self.encode_image_batches([batch])
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         """Embeddings (c, d)."""
         dtype = self.reasoning.region_proj.weight.dtype
         pooled = l2_normalize(self.text_encoder(batch).to(dtype))  # (c, d)
         return Texts(pooled=pooled.abs() if self.absolute else pooled)
+
+    def encode_text_batches(self, batches: list[TextBatch]) -> Texts:
+        """Encode several batches in one pass: no batch norm reads captions."""
+        return self.encode_texts(TextBatch.cat(batches))
 
     def extra_losses(
         self, images: Images, texts: Texts, batch: PairBatch

@@ -1,7 +1,8 @@
 """Weights and training state on disk: one safetensors file each, written atomically, without pickle.
 
 Tensors (weights, optimiser state, random-number generators) are safetensors entries; everything else is JSON in
-the file's metadata. One file means one atomic rename: a checkpoint is whole or it is not there.
+the file's metadata. One file means one atomic rename: a checkpoint is whole or it is not there. The metadata also
+has a digest of the JSON and of each group of tensors (``model``, ``optimizer``, …), checked on reading: disks forget.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,10 @@ from itm_utils.errors import input_error
 from itm_utils.files import atomic
 from itm_utils.matcher import Matcher
 
-FORMAT = "itm-checkpoint-1"
+FORMAT = "itm-checkpoint-2"
+WITHOUT_DIGESTS = "itm-checkpoint-1"  # older files, read as they are
+ADAM = ("step", "exp_avg", "exp_avg_sq")  # what the optimiser remembers of a parameter
+GENERATORS = ("torch", "numpy", "python", "gauss")  # on every device
 HINT = "Give the same settings, or another folder for another run."
 
 
@@ -44,15 +48,17 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], info: Mapping[st
     """Write one checkpoint file, atomically."""
     # Copies: safetensors refuses tensors that share memory, and tied weights do.
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    described = json.dumps(dict(info))
+    metadata = {"format": FORMAT, "info": described, "digests": json.dumps(_digests(plain, described))}
     with atomic(path) as temporary:
         try:
-            save_file(plain, temporary, metadata={"format": FORMAT, "info": json.dumps(dict(info))})
+            save_file(plain, temporary, metadata=metadata)
         except SafetensorError as error:  # its own name for a full disk or a folder that cannot be written
             raise OSError(str(error)) from error
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a file of :func:`write_checkpoint`."""
+    """Read a file of :func:`write_checkpoint`; one bit that differs from what was written is an error."""
     path = Path(path)
     if not path.is_file():
         raise input_error(path, "no such file", "a checkpoint")
@@ -62,20 +68,41 @@ def read_checkpoint(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
     except SafetensorError as error:
         raise input_error(path, f"no safetensors file ({error})", "a checkpoint of this book") from error
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, WITHOUT_DIGESTS):
         raise input_error(
             path,
             f"format {metadata.get('format')}",
             f"{FORMAT}",
             "`itm eval` and itm_lab.parity.adapters load published weights.",
         )
+    if metadata["format"] == FORMAT:
+        _check_digests(path, metadata, _digests(tensors, metadata.get("info", "")))
     try:
         info = json.loads(metadata.get("info", ""))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         info = None
     if not isinstance(info, dict):
         raise input_error(path, f"metadata {str(metadata.get('info'))[:60]!r}", "the JSON that this book writes")
     return Checkpoint(tensors, info)
+
+
+def _digests(tensors: Mapping[str, Tensor], info: str) -> dict[str, str]:
+    """Hashes of the JSON and of the tensors of each prefix."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(name.partition(".")[0], {})[name] = tensor
+    return {"info": hashlib.sha256(info.encode()).hexdigest()} | {k: tensor_digest(v) for k, v in groups.items()}
+
+
+def _check_digests(path: Path, metadata: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Raise at the first group of tensors that is not what was written."""
+    try:
+        written = dict(json.loads(metadata.get("digests", "")))
+    except (ValueError, TypeError, RecursionError):
+        written = {}
+    for group in ("info", *sorted(written.keys() | found.keys())):
+        if written.get(group) is None or written[group] != found.get(group):
+            raise input_error(path, f"{group} other than was written", "an undamaged checkpoint")
 
 
 def model_info(model: Matcher, provenance: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -86,11 +113,16 @@ def model_info(model: Matcher, provenance: Mapping[str, Any] | None) -> dict[str
 
 def fingerprint_of(model: Matcher) -> str:
     """Short hash of a model's weights by name, wherever they are."""
+    return tensor_digest(model.state_dict())[:16]
+
+
+def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of tensors by name, with their types and shapes."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def save_model(path: Path, model: Matcher, provenance: Mapping[str, Any], **more: Any) -> None:
@@ -110,6 +142,12 @@ def load_model(path: Path, model: Matcher, provenance: Mapping[str, Any] | None 
 def load_weights(path: Path, model: Matcher, checkpoint: Checkpoint) -> None:
     """Copy the ``model.`` tensors into ``model``, naming the first that does not fit."""
     weights = checkpoint.part("model.")
+    check_weights(path, model, weights)
+    model.load_state_dict(weights)
+
+
+def check_weights(path: Path, model: Matcher, weights: Mapping[str, Tensor]) -> None:
+    """Raise at the first weight that is missing, too many or of another shape than the model's."""
     for name, tensor in model.state_dict().items():
         if name not in weights:
             raise input_error(path, f"no weight {name}", f"the weights of {type(model).__name__}")
@@ -117,7 +155,6 @@ def load_weights(path: Path, model: Matcher, checkpoint: Checkpoint) -> None:
             raise input_error(path, f"{name} of shape {tuple(weights[name].shape)}", f"shape {tuple(tensor.shape)}")
     for name in sorted(set(weights) - set(model.state_dict())):
         raise input_error(path, f"a weight {name}", f"only those of {type(model).__name__}")
-    model.load_state_dict(weights)
 
 
 def check_same(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any], whole: bool = False) -> None:
@@ -138,6 +175,39 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
         f"optimizer.{index}.{key}": torch.as_tensor(value) for index, s in state.items() for key, value in s.items()
     }
+
+
+def check_complete(
+    path: Path, checkpoint: Checkpoint, model: Matcher, trained: Sequence[Tensor], last_step: int
+) -> None:
+    """Raise unless a checkpoint holds all that a run of ``last_step`` steps needs to go on. trained: what the optimiser has."""
+    step, best, seconds = (checkpoint.info.get(key) for key in ("step", "best", "seconds"))
+    if type(step) is not int or not 0 < step <= last_step or path.stem != f"step-{step:08d}":
+        raise input_error(path, f"step = {step!r}", f"a step from 1 to {last_step:,}, as in the file's name")
+    if not isinstance(best, dict) or not isinstance(seconds, int | float):
+        raise input_error(path, f"best = {best!r}, seconds = {seconds!r}", "what training writes")
+    check_weights(path, model, checkpoint.part("model."))
+    if best:
+        check_weights(path, model, checkpoint.part("best."))
+    _check_optimizer(path, checkpoint, trained)
+    for name in GENERATORS:
+        if f"rng.{name}" not in checkpoint.tensors:
+            raise input_error(path, f"no rng.{name}", "the state of every random-number generator")
+
+
+def _check_optimizer(path: Path, checkpoint: Checkpoint, trained: Sequence[Tensor]) -> None:
+    """Raise at the first entry that is missing or misshapen; what never had a gradient has none, so the count decides."""
+    state = checkpoint.part("optimizer.")
+    count = checkpoint.info.get("optimizer_tensors", len(state))
+    if not state or len(state) != count:
+        raise input_error(path, f"{len(state)} tensors of the optimiser", f"{count or 'more'}")
+    shapes = {str(number): parameter.shape for number, parameter in enumerate(trained)}
+    for name, tensor in state.items():
+        number, _, entry = name.partition(".")
+        if number not in shapes or (entry != "step" and tensor.shape != shapes[number]):
+            raise input_error(path, f"optimizer.{name} of shape {tuple(tensor.shape)}", "the state of this optimiser")
+        if missing := {f"{number}.{entry}" for entry in ADAM} - state.keys():
+            raise input_error(path, f"no optimizer.{min(missing)}", "the state of this optimiser")
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:

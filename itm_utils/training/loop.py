@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
@@ -26,21 +26,28 @@ from itm_utils.progress import bar
 from itm_utils.training import checkpoints
 from itm_utils.training.schedule import TrainConfig, lr_multiplier
 
-Objective = Callable[[Matcher, PairBatch], tuple[Tensor, dict[str, float]]]
+# The second result goes into the log: numbers, or 0-dim tensors of any device, which are read later.
+Objective = Callable[[Matcher, PairBatch], tuple[Tensor, Mapping[str, float | Tensor]]]
 Validation = Callable[[Matcher], Mapping[str, float]]
 
+READ_EVERY = 20  # steps between two readings of losses and norms: whoever reads waits for the device
 MEASURED = 20  # steps after which a long run says how long it will take
 WORTH_SAYING = 120  # seconds
+COMPILATIONS = 4  # of one scoring method: what changes with every batch would be compiled without end
 KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in case that one is damaged
 
 
 @dataclass
 class TrainResult:
-    """log: the records of ``log.jsonl``. best: validation metrics of the chosen weights, with their step."""
+    """log: the records of ``log.jsonl``. best: validation metrics of the chosen weights, with their step.
+
+    model: the one that was trained.
+    """
 
     log: list[dict[str, Any]]
     best: dict[str, float]
     seconds: float
+    model: Matcher | None = None
 
 
 class _Step(nn.Module):
@@ -51,7 +58,7 @@ class _Step(nn.Module):
         self.model = model
         self.objective = objective
 
-    def forward(self, batch: PairBatch) -> tuple[Tensor, dict[str, float]]:
+    def forward(self, batch: PairBatch) -> tuple[Tensor, Mapping[str, float | Tensor]]:
         return self.objective(self.model, batch)
 
 
@@ -91,6 +98,8 @@ class _Run:
     best: dict[str, float]
     best_weights: dict[str, Tensor]
     log: list[dict[str, Any]]
+    unread: list[tuple[dict[str, Any], Tensor]]  # records whose numbers are still on the device, with their images
+    whole: list[Path]  # checkpoints that this process read or wrote
 
     def __init__(
         self,
@@ -107,12 +116,15 @@ class _Run:
         self.model, self.objective, self.config = model, objective, config
         self.folder, self.validate, self.provenance = folder, validate, provenance
         self.step, self.best, self.best_weights, self.log, self.seconds = 0, {}, {}, [], 0.0
+        self.unread, self.whole = [], []
         self.provenance |= data.identity() | {"objective": _described(objective)}
         set_seed(config.seed)
         # Two runs of one process may differ in device or precision; the library remembers the first otherwise.
         AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
         precision = "no" if config.precision == "fp32" else config.precision
-        self.accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=precision)
+        loading = DataLoaderConfiguration(non_blocking=True)
+        cpu = config.device == "cpu"
+        self.accelerator = Accelerator(cpu=cpu, mixed_precision=precision, dataloader_config=loading)
         self.main = self.accelerator.is_main_process
         loader = pair_loader(data, config.batch_size, config.seed, config.num_workers, pin=self.device.type == "cuda")
         assert isinstance(loader.batch_sampler, ResumableBatches)
@@ -153,7 +165,7 @@ class _Run:
             self._train()
         if self.best:
             self.model.load_state_dict(self.best_weights)
-        return TrainResult(self.log, self.best, self.seconds)
+        return TrainResult(self.log, self.best, self.seconds, self.model)
 
     def _train(self) -> None:
         first, began = self.step, time.perf_counter()
@@ -167,13 +179,16 @@ class _Run:
                 self.objective.set_epoch(epoch)
             self.model.set_epoch(epoch)  # and a model's own, that fade
             for batch in self.loader:
-                record = self._train_step(batch)
+                self._train_step(batch)
                 progress.update()
-                progress.set_postfix(loss=f"{record['loss']:.3f}", best=self.best.get(self.config.select))
+                if self._due(READ_EVERY):
+                    self._read_unread()
+                    loss = self.log[-1]["loss"]
+                    progress.set_postfix(loss=f"{loss:.3f}", best=self.best.get(self.config.select))
                 self.seconds = time.perf_counter() - started
                 if self.step == first + MEASURED:
                     self._say_how_long(time.perf_counter() - began)
-                self._after_step(record)
+                self._after_step()
         progress.close()
 
     def _say_how_long(self, seconds: float) -> None:
@@ -184,37 +199,68 @@ class _Run:
             took = f"{hours} h {minutes} min" if hours else f"{minutes} min"
             print(f"{MEASURED} steps took {seconds:.1f} s: about {took} to go, validation not counted", flush=True)
 
-    def _train_step(self, batch: PairBatch) -> dict[str, float]:
+    def _due(self, every: int) -> bool:
+        """True every so many steps, and at the end."""
+        return self.step % every == 0 or self.step == self.total_steps
+
+    def _train_step(self, batch: PairBatch) -> None:
+        """One update. Nothing in it waits for the device: its numbers are read later, by ``_read_unread``."""
         self.model.train()
         rate = self.config.learning_rate * lr_multiplier(self.config, self.step / self.steps_per_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss, logs = self.forward(batch)
-        if not torch.isfinite(loss):
-            hint = f"Look at the batch: images {batch.images.ids.tolist()[:5]} …"
-            raise input_error("loss", f"{loss.item()} at step {self.step}", "a finite number", hint)
         self.optimizer.zero_grad()
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(self.trained, self.config.clip_norm or math.inf)
         assert norm is not None  # DeepSpeed's is: it clips by itself
-        if not torch.isfinite(norm):
-            found = f"{norm.item()} at step {self.step}"
-            raise input_error("gradient", found, "finite numbers", "Weights were not changed.")
+        broken = ~(loss.detach().isfinite() & norm.isfinite())
+        for parameter in self.trained:
+            if parameter.grad is not None:
+                parameter.grad.masked_fill_(broken, 0)  # so that weights stay numbers until somebody looks
         self.optimizer.step()
         self.step += 1
-        return {"step": self.step, "loss": loss.item(), "rate": rate, "gradient_norm": float(norm), **logs}
+        record = {"step": self.step, "loss": loss, "rate": rate, "gradient_norm": norm, **logs}
+        record = {name: value.detach() if isinstance(value, Tensor) else value for name, value in record.items()}
+        self.unread.append((record, batch.images.ids))
 
-    def _after_step(self, record: dict[str, float]) -> None:
-        """Log, then validate, then save: a checkpoint holds all that happened up to its step."""
-        self._write_log(record)
-        every = self.config.validate_every or self.steps_per_epoch
-        if self.validate is not None and (self.step % every == 0 or self.step == self.total_steps):
-            self._validate(self.validate)
-        if self.step % self.config.checkpoint_every == 0 or self.step == self.total_steps:
+    def _read_unread(self) -> None:
+        """Wait for the device once, and log the steps since the last reading.
+
+        A loss or gradient that is not finite ends the run here, before anything is validated or saved.
+        """
+        if not self.unread:
+            return
+        steps, self.unread = self.unread, []
+        tensors = [(record, name) for record, _ in steps for name, value in record.items() if isinstance(value, Tensor)]
+        together = torch.stack([record[name].float().to(self.device, non_blocking=True) for record, name in tensors])
+        for (record, name), value in zip(tensors, together.tolist(), strict=True):
+            record[name] = value
+        for record, images in steps:
+            self._check_finite(record, images)
+            self._write_log(record)
+
+    def _check_finite(self, record: dict[str, Any], images: Tensor) -> None:
+        for name, expected in (("loss", "a finite number"), ("gradient_norm", "finite numbers")):
+            if not math.isfinite(record[name]):
+                found = f"{record[name]} at step {record['step'] - 1}"
+                hint = f"No weights after this step were saved. Look at its batch: images {images.tolist()[:5]} …"
+                raise input_error(name.removesuffix("_norm"), found, expected, hint)
+
+    def _after_step(self) -> None:
+        """Read, then validate, then save: a checkpoint holds all that happened up to its step."""
+        validates = self.validate is not None and self._due(self.config.validate_every or self.steps_per_epoch)
+        saves = self._due(self.config.checkpoint_every)
+        if validates or saves:
+            self._read_unread()
+        if validates:
+            self._validate()
+        if saves:
             self._save()
 
-    def _validate(self, validate: Validation) -> None:
-        metrics = {name: float(value) for name, value in validate(self.model).items()}
+    def _validate(self) -> None:
+        assert self.validate is not None
+        metrics = {name: float(value) for name, value in self.validate(self.model).items()}
         if self.config.select not in metrics:
             raise input_error("select", repr(self.config.select), f"one of {', '.join(metrics)}")
         self._write_log({"step": self.step, **{f"val_{name}": value for name, value in metrics.items()}})
@@ -248,33 +294,49 @@ class _Run:
             # The best weights travel inside: a checkpoint is all there is to know about a run at its step.
             tensors |= {f"best.{name}": tensor for name, tensor in self.best_weights.items()}
             info = self._identity() | {"step": self.step, "best": self.best, "seconds": self.seconds}
-            checkpoints.write_checkpoint(self.folder / f"step-{self.step:08d}.safetensors", tensors, info)
-            for old in self._checkpoint_files()[:-KEPT]:
-                old.unlink()
+            info["optimizer_tensors"] = sum(name.startswith("optimizer.") for name in tensors)
+            path = self.folder / f"step-{self.step:08d}.safetensors"
+            checkpoints.write_checkpoint(path, tensors, info)
+            self._remove_old(path)
             if self.best:
                 info = checkpoints.model_info(self.model, self.provenance) | {"best": self.best}
                 best = {f"model.{name}": tensor for name, tensor in self.best_weights.items()}
                 checkpoints.write_checkpoint(self.folder / "best.safetensors", best, info)
         self.accelerator.wait_for_everyone()
 
+    def _remove_old(self, written: Path) -> None:
+        """Keep the newest checkpoints that are known to be whole; without enough of them, keep all files."""
+        self.whole = [*(path for path in self.whole if path != written), written][-KEPT:]
+        if len(self.whole) == KEPT:
+            for path in set(self._checkpoint_files()) - set(self.whole):
+                path.unlink()
+
     def _checkpoint_files(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.safetensors"))
 
-    def _newest_checkpoint(self) -> tuple[Path, checkpoints.Checkpoint | None]:
-        """The newest one that can be read; a damaged one is reported and passed over."""
+    def _newest_checkpoint(self) -> checkpoints.Checkpoint | None:
+        """The newest one that is whole; a damaged one is reported and passed over."""
         for path in reversed(self._checkpoint_files()):
             try:
-                return path, checkpoints.read_checkpoint(path)
+                checkpoint = checkpoints.read_checkpoint(path)
             except ItmError as error:
                 print(f"{error} Going on from the one before.")
-        return self.folder, None
+                continue
+            checkpoints.check_same(path, checkpoint.info, self._identity())
+            try:
+                checkpoints.check_complete(path, checkpoint, self.model, self.trained, self.total_steps)
+            except ItmError as error:
+                print(f"{error} Going on from the one before.")
+                continue
+            self.whole = [path]
+            return checkpoint
+        return None
 
     def _resume(self) -> None:
         """Go back to the newest checkpoint, and cut the log to what it knows."""
-        path, checkpoint = self._newest_checkpoint()
+        checkpoint = self._newest_checkpoint()
         if checkpoint is not None:
-            checkpoints.check_same(path, checkpoint.info, self._identity())
-            checkpoints.load_weights(path, self.model, checkpoint)
+            self.model.load_state_dict(checkpoint.part("model."))
             checkpoints.restore_optimizer(self.optimizer, checkpoint)
             checkpoints.restore_rng(checkpoint, self.device)
             self.best_weights = checkpoint.part("best.")
@@ -290,13 +352,20 @@ class _Run:
 def compiled_scores(model: Matcher, wanted: bool) -> Iterator[None]:
     """Temporarily compile the pairwise scoring methods, for any number of pairs and words.
 
-    Not for good: a copy of the model would call the compiled methods of the original.
+    Not for good: a copy of the model would call the compiled methods of the original. Each method is compiled at most
+    ``COMPILATIONS`` times; calls that would need more run as before.
     """
-    names = ("score", "score_pairs") if wanted else ()
+    if not wanted:
+        yield
+        return
+    if not model.compiles:
+        raise input_error("compiled", f"true for {type(model).__name__}", "false: compiling this model does not pay")
+    names = ("score", "score_pairs")
     for name in names:
         setattr(model, name, torch.compile(getattr(model, name), dynamic=True))
     try:
-        yield
+        with torch._dynamo.config.patch(recompile_limit=COMPILATIONS):
+            yield
     finally:
         for name in names:
             delattr(model, name)
@@ -318,14 +387,14 @@ def _described(objective: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _cut_log(path: Path, step: int) -> list[dict[str, Any]]:
-    """Keep the records up to ``step``; a line that was cut off by a kill is dropped with those after it."""
+    """Keep the records up to ``step``, without lines that a kill cut off or a disk damaged."""
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if record["step"] <= step:
-            kept.append(record)
+            if record["step"] <= step:
+                kept.append(record)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
     write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
     return kept

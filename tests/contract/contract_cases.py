@@ -52,7 +52,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "PFAN": options(direction=DIRECTIONS, position=POSITIONS),
     "VSRN": options(architecture=("coco", "f30k"), norm_axis=("width", "regions")),
     "SGRAF": options(head=("SAF", "SGR")),
-    "MMCA": options(blocks=BLOCKS, parts=PARTS),
+    "MMCA": [*options(blocks=BLOCKS, parts=PARTS), *options(channels=(16,), full_windows=(False, True))],
     "IntraPAM": options(similarity=("local", "global"), text_backbone=("bert", "gru")),
     "InterPAM": options(similarity=("local", "global"), decoupled=(True, False), special_tokens=(True, False)),
     "DCPA": [
@@ -114,7 +114,8 @@ def image_batch(regions: Iterable[int] = REGIONS, more: int = 0, fill: float = 0
     mask = length_mask(counts, wide + more)
     features = _padded(features, more).masked_fill(~mask[..., None], fill)
     boxes = _padded(torch.cat([corners, corners + 30], dim=2), more).masked_fill(~mask[..., None], 0.0)
-    return ImageBatch(features, mask, torch.arange(len(counts)), boxes, torch.full((len(counts), 2), 96))
+    sizes = torch.full((len(counts), 2), 96)
+    return ImageBatch(features, mask, torch.arange(len(counts)), boxes, sizes, lengths=counts)
 
 
 def text_batch(lengths: Iterable[int] = WORDS, more: int = 0, fill: float = 0.0, seed: int = 2) -> TextBatch:

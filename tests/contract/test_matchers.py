@@ -15,6 +15,7 @@ from contract_cases import CASES, DEFAULTS, MATCHERS, REGIONS, WORDS, Case, enco
 from torch import Tensor
 
 from itm_lab.finished_run import find_model
+from itm_lab.records.collapse import item_vectors
 from itm_utils.data.batches import PairDataset
 from itm_utils.matcher import Images, Matcher, Scores, Texts, length_mask
 from itm_utils.models.vsrn import VSRN
@@ -61,6 +62,14 @@ def test_shapes(case: Case) -> None:
 
 
 @every_matcher
+def test_items_can_be_compared_with_each_other(case: Case) -> None:
+    """Every side has a vector per item, its own or a mean, so that a run can record how alike its items are."""
+    for side in encode(case.build()):
+        vectors = item_vectors(side)
+        assert vectors.shape[0] == len(side) and vectors.dim() == 2 and vectors.isfinite().all()
+
+
+@every_matcher
 def test_another_device(case: Case) -> None:
     """A meta tensor has a shape and a device and no numbers: what is made on the CPU inside a model fails as on a GPU."""
     model, batch = case.build().train().to("meta"), pair_batch(3).to("meta")
@@ -71,6 +80,29 @@ def test_another_device(case: Case) -> None:
     tensors = [all_pairs.i2t, all_pairs.t2i, pairs.i2t, *model.extra_losses(images, texts, batch).values()]
     tensors += [attention.weights for attention in model.attention(images, texts).values()]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+@every_case
+def test_several_batches_are_encoded_as_if_each_were_alone(case: Case) -> None:
+    """In training, where a batch norm would mix them. Batches have captions and regions of different numbers."""
+    parts = [pair_batch(), replace(pair_batch(2), offline=None), pair_batch().offline.first]
+    found = []
+    for together in (True, False):
+        model = case.build().train()
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Dropout):
+                layer.p = 0.0
+        sides = [part.images for part in parts], [part.texts for part in parts]
+        if together:
+            images, texts = model.encode_image_batches(sides[0]), model.encode_text_batches(sides[1])
+        else:
+            images = Images.cat([model.encode_images(batch) for batch in sides[0]])
+            texts = Texts.cat([model.encode_texts(batch) for batch in sides[1]])
+        total(model.eval().score(images, texts)).backward()
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        found.append([*model.score(images, texts).i2t, *model.buffers(), *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
 
 
 def test_a_mask_follows_its_lengths() -> None:

@@ -625,6 +625,7 @@ FOUND: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "empty caption": (lambda r: replace_line(r / "dev_caps.txt", 3, " "), 1, "an empty caption in line 3"),
     "Latin-1": (lambda r: (r / "dev_caps.txt").write_bytes(b"caf\xe9\n" * 20), 1, "bytes that are not UTF-8 at position 3"),
     "no vocabulary": (lambda r: (r / "f30k_precomp_vocab.json").unlink(), 1, "missing no vocabulary"),
+    "vocabulary of other captions": (lambda r: Vocabulary.build(["un chien court"] * 4).save(r / "f30k_precomp_vocab.json"), 1, "*_vocab.json damaged that the vocabulary knows only 0% of its frequent words"),
     "two vocabularies": (lambda r: (r / "b_vocab.json").write_text("{}"), 1, "expected exactly one vocabulary"),
     "every image five times": (repeat_dev, 0, "20 x 6 x 24 float32, 12 kB, every image 5 times"),
     "five times but for one": (lambda r: [repeat_dev(r), edit(r / "dev_ims.npy", put((0, 0, 0), 9))], 1, "3 of 4 groups of five equal"),

@@ -13,9 +13,14 @@ import torch
 from conftest import small
 
 from itm_utils.data.batches import PairDataset
+from itm_utils.errors import ItmError
 from itm_utils.matcher import Matcher, OfflineNegatives, PairBatch
+from itm_utils.models.keeping_score import MeanPool
+from itm_utils.models.saem import SAEM
 from itm_utils.models.scan import SCAN
 from itm_utils.models.vsepp import VSEPP, HingeTriplet
+from itm_utils.models.vsrn import VSRN
+from itm_utils.training import loop
 from itm_utils.training.loop import TrainConfig, compiled_scores, train
 
 PAGE = (Path(__file__).resolve().parents[2] / "book/how-to-use.md").read_text(encoding="utf-8")
@@ -40,7 +45,7 @@ COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile
 
 @COMPILER
 @pytest.mark.slow
-@pytest.mark.parametrize("matcher", [SCAN, VSEPP], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("matcher", [SCAN, MeanPool, VSEPP, VSRN, SAEM], ids=lambda cls: cls.__name__)
 def test_compiled_scores(matcher: type[Matcher], any_pairs: PairDataset) -> None:
     """SCAN groups captions by length, and every number of groups is compiled anew: here there is one."""
     model = made(matcher, any_pairs).eval()
@@ -54,6 +59,34 @@ def test_compiled_scores(matcher: type[Matcher], any_pairs: PairDataset) -> None
     for one, other in zip(eager, compiled, strict=True):
         assert (one - other).abs().max() <= promised("compiled=true")
     assert not {"score", "score_pairs"} & set(vars(model))  # a copy of the model must not call the original's
+
+
+@COMPILER
+@pytest.mark.slow
+def test_compiling_ends(any_pairs: PairDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captions of other lengths are other groups for SCAN: after a few of them nothing is compiled any more."""
+    monkeypatch.setattr(loop, "COMPILATIONS", 2)
+    torch._dynamo.reset()
+    model, graphs = made(SCAN, any_pairs).eval(), []
+    with torch.no_grad(), compiled_scores(model, True):
+        for start in range(0, 40, 4):
+            scores_of(model, any_pairs[list(range(start, start + 4 + start % 3))])
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] and len(set(graphs[5:])) == 1, graphs
+
+
+def test_a_model_may_refuse_to_be_compiled(any_pairs: PairDataset) -> None:
+    class Endless(VSEPP):
+        compiles = False
+
+    model = made(Endless, any_pairs)
+    with compiled_scores(model, False):
+        pass
+    with (
+        pytest.raises(ItmError, match="compiled: found true for Endless, expected false"),
+        compiled_scores(model, True),
+    ):
+        pass
 
 
 @COMPILER
@@ -84,4 +117,6 @@ def test_pinned_batches_hold_the_same_numbers(any_pairs: PairDataset, monkeypatc
             for name, tensor in vars(getattr(one, side)).items():
                 if tensor is not None:
                     same = getattr(getattr(other, side), name)
-                    assert torch.equal(tensor, same) and any(tensor is seen for seen in pinned)
+                    assert torch.equal(tensor, same)
+                    stays = name == "lengths"  # on the host, where nothing is copied from it
+                    assert any(tensor is seen for seen in pinned) != stays

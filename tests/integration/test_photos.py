@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from itm_lab.cli import Group
+from itm_lab.finished_run import settings_in_receipt
 from itm_lab.photos import extract as extraction
 from itm_lab.photos import search as searching
 from itm_lab.photos.album import read_album, split_by_lot
@@ -854,6 +856,24 @@ def test_questions_to_a_frozen_encoder_leave_nothing_in_the_cache(
     (tmp_path / "run/09_x/a.json").write_text(json.dumps({"parameters": settings}))
     with searching.passing_cache():
         assert opened.texts(["a red cube"]).manifest["layers"] == [0, -1]
+
+
+def test_a_caption_commands_no_terminal(run: Path, toy_root: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(toy_root, tmp_path / "data"))
+    captions = (data / "test_caps.txt").read_text().splitlines()
+    written = [f"{caption} \x1b]0;title\x07\x1b[31m" for caption in captions]
+    (data / "test_caps.txt").write_text("\n".join(written) + "\n")
+    result = itm("search", "a red cube", "--data", data, "--model", run, "--out", tmp_path / "sheet.png")
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.stdout and "\\x1b[31m" in result.stdout
+
+
+def test_a_damaged_receipt_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "09_x").mkdir()
+    for name, content in {"a": b"[" * 100_000, "b": b"\xff\xfe", "c": b"[]", "d": b'{"parameters": 3}'}.items():
+        (tmp_path / f"09_x/{name}.json").write_bytes(content)
+    (tmp_path / "09_x/e.json").write_text('{"parameters": {"text_encoder": "scenes-mini"}}')
+    assert settings_in_receipt(tmp_path / "best.safetensors") == {"text_encoder": "scenes-mini"}
 
 
 UNANSWERED = {

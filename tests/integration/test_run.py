@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from types import SimpleNamespace
 import click.testing
 import numpy as np
 import papermill.cli
+import psutil
 import pytest
 import torch
 import yaml
@@ -55,6 +55,7 @@ from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import Evidence, make_receipt, read_receipt, receipt_path, seal_of, write_receipt
 from itm_lab.records.scores import save_scores, write_scores
 from itm_utils.data.precomp import open_split
+from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Scores
 from itm_utils.metrics.retrieval import evaluate, fold_ranks
@@ -84,27 +85,6 @@ def test_every_experiment_fits_its_notebook(name: str) -> None:
     (job,) = make_jobs(found, [found.values()["seed"]], {})
     differing = {key: value for key, value in job.parameters.items() if value != found.values()[key]}
     assert differing == {"run_dir": f"runs/{name}/s{job.seed}"}
-
-
-BEFORE = json.loads((ROOT / "tests/data/recipes_before.json").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("old", BEFORE["digests"])
-def test_every_recipe_of_before_is_an_experiment_with_the_same_parameters(old: str) -> None:
-    """There was a file of some thirty lines for each; the digests are of all that a run of it was given.
-
-    Folders are the exception, by rule: ``runs/<old name>`` is ``runs/<new name>``.
-    """
-    name, digest = BEFORE["digests"][old]
-    found = EXPERIMENTS[name]
-    assert old.startswith(f"{found.chapter}_")
-    given = {key: found.values()[key] for key in BEFORE["parameters"][found.chapter]}
-    assert hashlib.sha256(json.dumps(given, sort_keys=True, ensure_ascii=False).encode()).hexdigest() == digest
-
-
-def test_there_is_no_experiment_that_was_no_recipe() -> None:
-    """Until somebody adds one: then it is named here."""
-    assert {name for name, _ in BEFORE["digests"].values()} == set(EXPERIMENTS)
 
 
 FILE = """
@@ -153,6 +133,16 @@ def test_a_file_that_cannot_be_read_says_why(text: str, message: str, tmp_path: 
     (tmp_path / "scan.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ItmError, match=re.escape(message)):
         expand(tmp_path / "scan.yaml")
+
+
+@pytest.mark.parametrize(
+    "content", [FILE.encode("utf-16"), b"base: " + b"[" * 20_000, b"\xff\xff"], ids=["16", "deep", "bytes"]
+)
+def test_a_file_of_other_bytes_is_one_clear_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "scan.yaml").write_bytes(content)
+    with pytest.raises(ItmError, match=r"scan\.yaml: found") as caught:
+        expand(tmp_path / "scan.yaml")
+    assert "\n" not in str(caught.value)
 
 
 def itm(*arguments: str) -> tuple[int, str]:
@@ -238,6 +228,13 @@ def test_the_variants_of_a_dataset_have_different_names() -> None:
             )
         ),
         (["scan/f30k/t2i_avg", "--dry-run", "--gpu", "Voodoo"], "--gpu"),
+        *(
+            (
+                ["dcpa/f30k/two_stages", "-p", f"stage_one={folder}"],
+                f"stage_one: found '{folder}', expected no braces but",
+            )
+            for folder in ("runs/{x}", "runs/{seed}/{}", "runs/{", "runs/{seed.__class__}")
+        ),
         *(
             (
                 [name, "-p", wrong, *more],
@@ -632,6 +629,19 @@ def test_splits_that_do_not_fit_together_start_no_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_vocabulary_of_other_captions_starts_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every word would be ``<unk>``, and nobody would notice but the recalls."""
+    data = fake(tmp_path / "f30k", "test")
+    Vocabulary.build(["un chien court"] * 4).save(data / "toy_vocab.json")
+    monkeypatch.setattr(running, "start", lambda job: pytest.fail(f"{job.label} was started"))
+    jobs = plan(ROOT, ["vsepp/f30k/vsepp"], "", "0", [f"dataset={data}", f"run_dir={tmp_path / 'run'}"], [])
+    with pytest.raises(
+        ItmError, match=r"train_caps\.txt: found that the vocabulary knows only 0% of its frequent words"
+    ):
+        run_jobs(jobs, tmp_path / "receipts", at_a_time=1)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_run_may_fetch_its_text_encoder(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chapters of the book are executed offline. A run at paper scale needs BERT, which comes from the model hub."""
@@ -696,6 +706,87 @@ def test_a_paper_scale_experiment_runs_to_a_receipt_and_a_row(tmp_path: Path) ->
     rows = [line for line in output.splitlines() if line.startswith(f"{variant:28} 1 model")]
     assert len(rows) == len(receipts)
     assert f"{receipts[0]['metrics']['rsum']['value']:.1f}" in "".join(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_goes_on_training_when_the_command_has_ended(number: signal.Signals, tmp_path: Path) -> None:
+    arguments = command("vsepp/f30k/vsepp", fake(tmp_path / "f30k", "test"), tmp_path, "epochs=100000")
+    running = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.rglob("step-*.safetensors")):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    family = psutil.Process(running.pid).children(recursive=True)
+    assert any("ipykernel" in " ".join(process.cmdline()) for process in family)
+    os.kill(running.pid, number)
+    assert running.wait(60) == (-number if number == signal.SIGKILL else 2)
+    assert not psutil.wait_procs(family, timeout=60 if number == signal.SIGKILL else 3)[1]
+
+
+def test_a_run_without_its_scores_is_opened_again(
+    pair: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """As an interruption between receipt and scores left it."""
+    results, started = tmp_path / "receipts", []
+    jobs = pair()
+    receipts = {path: path.read_bytes() for path in results.rglob("*.*")}
+    scores = [job.folder / "scores.safetensors" for job in jobs]
+    scores[0].unlink()
+    flipped = bytearray(scores[1].read_bytes())
+    flipped[-1] ^= 1
+    scores[1].write_bytes(flipped)
+    for job in jobs:
+        (job.folder / "step-00000001.safetensors").touch()
+    with pytest.raises(ItmError, match="`itm run` of the same experiment"):
+        run_ensembles(jobs, results)
+
+    def start(job: Job) -> SimpleNamespace:
+        started.append(job)
+        leave(job)
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    monkeypatch.setattr(running, "start", start)
+    monkeypatch.setattr(running.time, "sleep", lambda seconds: None)
+    assert run_jobs(jobs, results, at_a_time=2) == [] and started == jobs
+    assert capsys.readouterr().out.count("its scores are not there: computed again") == 2
+    assert {path: path.read_bytes() for path in results.rglob("*.*")} == receipts
+    run_ensembles(jobs, results)
+    scores[0].unlink()  # nobody needs them any more
+    assert run_jobs(jobs, results, at_a_time=2) == [] and started == jobs
+
+
+def test_a_damaged_receipt_in_the_folder_of_a_run_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    data, results = fake(tmp_path / "f30k", "test"), tmp_path / "receipts"
+    (job,) = plan(ROOT, ["vsepp/f30k/vsepp"], "", "0", [f"dataset={data}", f"run_dir={tmp_path / 'r'}"], [])
+    leave(job)
+    expected_receipt(job, job.folder).write_bytes(b"\xff\xfe half a receipt")
+
+    def start(job: Job) -> SimpleNamespace:
+        leave(job)
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    monkeypatch.setattr(running, "start", start)
+    monkeypatch.setattr(running.time, "sleep", lambda seconds: None)
+    assert run_jobs([job], results, at_a_time=1) == []
+    assert "It is removed, and written again." in capsys.readouterr().out
+    assert read_receipt(expected_receipt(job, results))
+
+
+@pytest.mark.parametrize("content", [b'{"step": 3}\n\xff\xfe', b'{"step": 3}\n[]', b'{"step": 3}\n' + b"[" * 100_000])
+def test_a_log_that_is_damaged_stops_no_bar(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(content)
+    assert running.last_step(tmp_path / "log.jsonl") == 3
+
+
+def test_a_failed_run_may_have_said_anything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (job,) = plan(ROOT, ["vsepp/f30k/vsepp"], "", "0", [f"run_dir={tmp_path / 'r'}"], [])
+    job.folder.mkdir(parents=True)
+    (job.folder / "papermill.log").write_bytes(b"out of memory \xff\xfe")
+    assert not running.finish(job, SimpleNamespace(returncode=1), tmp_path)  # pyright: ignore
+    assert "failed: out of memory" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_goes_on_to_the_same_receipt(tmp_path: Path) -> None:

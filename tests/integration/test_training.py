@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import second_device
 import torch
+from accelerate.state import PartialState
 from safetensors.torch import save_file
 from torch import nn
 from toy_dataset import write_toy_dataset
@@ -21,8 +25,10 @@ from itm_utils.data.batches import PairDataset, ResumableBatches, WordCaptions
 from itm_utils.data.precomp import open_split
 from itm_utils.errors import ItmError
 from itm_utils.models.keeping_score import InBatchSoftmax, MeanPool
+from itm_utils.training import loop
 from itm_utils.training.checkpoints import (
     FORMAT,
+    WITHOUT_DIGESTS,
     Checkpoint,
     load_model,
     read_checkpoint,
@@ -240,6 +246,116 @@ def test_a_damaged_checkpoint_is_passed_over(toy_pairs: PairDataset, tmp_path: P
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
 
 
+def flip_bit(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def rewritten(path: Path, drop: str = "", **info: object) -> None:
+    """The checkpoint without some tensors or with other JSON, as whole as any."""
+    known = read_checkpoint(path)
+    tensors = {name: tensor for name, tensor in known.tensors.items() if not drop or not re.fullmatch(drop, name)}
+    write_checkpoint(path, tensors, known.info | info)
+
+
+@pytest.mark.parametrize("place", [0.2, 0.4, 0.6, 0.8, 0.999])
+def test_one_flipped_bit_is_noticed(toy_pairs: PairDataset, tmp_path: Path, place: float) -> None:
+    path = tmp_path / "m.safetensors"
+    save_model(path, model_for(toy_pairs), {})
+    header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    flip_bit(path, int((header + place * (path.stat().st_size - header)) * 8))
+    with pytest.raises(ItmError, match=r"m\.safetensors: found model other than was written"):
+        read_checkpoint(path)
+
+
+def test_every_byte_of_a_checkpoint_counts(tmp_path: Path) -> None:
+    """Header and metadata too: one flipped bit in each byte, one after the other."""
+    path = tmp_path / "c.safetensors"
+    write_checkpoint(path, {"model.x": torch.ones(2), "rng.y": torch.arange(2)}, {"step": 12})
+    whole, expected = path.read_bytes(), read_checkpoint(path)
+    unnoticed = []
+    for byte in range(len(whole)):
+        path.write_bytes(whole)
+        flip_bit(path, 8 * byte + byte % 7)
+        try:
+            found = read_checkpoint(path)
+        except ItmError:
+            continue
+        if found.info != expected.info or found.tensors.keys() != expected.tensors.keys():
+            unnoticed.append(byte)
+        unnoticed += [byte for name in found.tensors if not torch.equal(found.tensors[name], expected.tensors[name])]
+    assert not unnoticed
+
+
+DAMAGE = {
+    "a step beyond the last": {"step": 10**9},
+    "a step that is no number": {"step": "ten"},
+    "another step than its name says": {"step": 7},
+    "no optimiser": {"drop": r"optimizer\..*"},
+    "one tensor of the optimiser missing": {"drop": r"optimizer\.1\.exp_avg"},
+    "all of one parameter missing": {"drop": r"optimizer\.1\..*"},
+    "no generators": {"drop": r"rng\..*"},
+    "no weights": {"drop": r"model\..*"},
+    "no best weights": {"drop": r"best\..*"},
+    "a best that is none": {"best": 3},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_an_incomplete_checkpoint_is_passed_over(damage: dict, toy_pairs: PairDataset, tmp_path: Path, capsys) -> None:
+    def run() -> MeanPool:
+        model = model_for(toy_pairs)
+        train(model, InBatchSoftmax(), toy_pairs, CONFIG, tmp_path, validate=lambda m: {"rsum": 1.0})
+        return model
+
+    whole = run()
+    newest = max(tmp_path.glob("step-*"))
+    rewritten(newest, **damage)
+    again = run()
+    assert f"{newest.name}: found" in (said := capsys.readouterr().out) and "Going on from the one before" in said
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+    assert read_checkpoint(newest).info["step"] == 12
+
+
+def test_damaged_checkpoints_of_later_steps_push_out_no_good_one(
+    toy_pairs: PairDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, checkpoint_every=1)
+    train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, config, tmp_path)
+    for path in tmp_path.glob("step-*"):  # both, steps 11 and 12
+        path.write_bytes(b"damaged")
+    seen = []
+
+    def looking(model, batch):  # before every step, what a kill would leave
+        seen.append({path.name for path in tmp_path.glob("step-*") if path.read_bytes() != b"damaged"})
+        return InBatchSoftmax()(model, batch)
+
+    looking.__qualname__ = "InBatchSoftmax"
+    looking.__dict__.update(vars(InBatchSoftmax()))
+    train(model_for(toy_pairs), looking, toy_pairs, config, tmp_path)
+    assert [len(files) for files in seen] == [0, 1, *[2] * 10]
+
+
+def test_older_checkpoints_are_still_read(toy_pairs: PairDataset, tmp_path: Path) -> None:
+    path, model = tmp_path / "m.safetensors", model_for(toy_pairs)
+    info = {"model": "MeanPool", "config": model.config, "provenance": {}}
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    save_file(tensors, path, metadata={"format": WITHOUT_DIGESTS, "info": json.dumps(info)})
+    load_model(path, model_for(toy_pairs))
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe{", b'{"loss": 1}', b"[]", b"[" * 100_000], ids=("bytes", "step", "list", "deep")
+)
+def test_a_damaged_line_of_the_log_is_dropped(line: bytes, toy_pairs: PairDataset, tmp_path: Path) -> None:
+    first = train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, CONFIG, tmp_path)
+    lines = (tmp_path / "log.jsonl").read_bytes().splitlines()
+    (tmp_path / "log.jsonl").write_bytes(b"\n".join([lines[0], line, *lines[2:]]))
+    again = train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, CONFIG, tmp_path)
+    assert again.log == [first.log[0], *first.log[2:]]
+
+
 def test_one_run_a_folder(toy_pairs: PairDataset, tmp_path: Path) -> None:
     def impatient(model: MeanPool) -> dict[str, float]:
         with pytest.raises(ItmError, match="another process that trains in it"):
@@ -337,6 +453,61 @@ def test_a_loss_that_is_not_finite_stops_the_run(toy_pairs: PairDataset, tmp_pat
 
     with pytest.raises(ItmError, match="loss: found nan at step 0"):
         train(model_for(toy_pairs), broken, toy_pairs, CONFIG, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_not_finite_is_found_later_and_never_saved(
+    toy_pairs: PairDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Numbers are read every so many steps: a run still stops, names the step, and leaves the checkpoint before it."""
+    monkeypatch.setattr(loop, "READ_EVERY", 4)
+    steps = iter(range(100))
+
+    def breaks(model, batch):
+        loss, logs = InBatchSoftmax()(model, batch)
+        zero = (model.region_proj.weight * 0).sum()
+        bad = zero * float("nan") if what == "loss" else zero.abs().sqrt()  # the root's value is 0, its gradient NaN
+        return (loss + bad if next(steps) == 6 else loss), logs
+
+    model, config = model_for(toy_pairs), replace(CONFIG, checkpoint_every=6, epochs=4)
+    with pytest.raises(ItmError, match=f"{what}: found nan at step 6, expected .* images"):
+        train(model, breaks, toy_pairs, config, tmp_path)
+    assert next(steps) == 8, "read at step 8"
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    (saved,) = tmp_path.glob("step-*")
+    assert saved.name == "step-00000006.safetensors"
+    assert all(tensor.isfinite().all() for tensor in read_checkpoint(saved).part("model.").values())
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in log] == list(range(1, 7))
+
+
+def test_an_objective_may_log_tensors(toy_pairs: PairDataset, tmp_path: Path) -> None:
+    def objective(model, batch):
+        loss, _ = InBatchSoftmax()(model, batch)
+        return loss, {"twice": 2 * loss, "share": 0.25, "pairs": torch.tensor(len(batch))}
+
+    result = train(model_for(toy_pairs), objective, toy_pairs, CONFIG, tmp_path)
+    assert all(record["twice"] == 2 * record["loss"] and record["share"] == 0.25 for record in result.log)
+    assert {record["pairs"] for record in result.log} == {32}
+
+
+def test_the_loop_waits_for_the_device_once_every_so_many_steps(
+    toy_pairs: PairDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that counts waits, and with the numbers of a CPU."""
+    expected, model = model_for(toy_pairs), model_for(toy_pairs)
+    config = replace(CONFIG, epochs=8, checkpoint_every=1000)
+    on_cpu = train(expected, InBatchSoftmax(), toy_pairs, config, tmp_path / "cpu")
+    monkeypatch.setattr(PartialState, "default_device", second_device.DEVICE)
+    with second_device.counting() as syncs:
+        found = train(model, InBatchSoftmax(), toy_pairs, replace(config, device="auto"), tmp_path / "second")
+    assert model.region_proj.weight.device == second_device.DEVICE
+    asked = Counter(sync.where.split()[-1] for sync in syncs if "checkpoints.py" not in sync.where)
+    assert asked.pop("__init__") == len(list(model.parameters()))  # the model goes to the device
+    assert asked == {"_read_unread": -(-len(found.log) // loop.READ_EVERY)}
+    assert found.log == on_cpu.log
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(mine.cpu(), theirs)
 
 
 def test_nothing_on_disk_is_a_pickle(toy_pairs: PairDataset, tmp_path: Path) -> None:

@@ -144,6 +144,37 @@ def test_files_that_do_not_load_safely_are_refused(tmp_path: Path, content, caps
     assert "was run" not in capsys.readouterr().out
 
 
+ODD = {
+    "a part that is none": {"model": [1, {}], "opt": argparse.Namespace()},
+    "a weight that is none": {"model": [{"fc.weight": 3}, {}], "opt": argparse.Namespace()},
+    "a name that is none": {"model": [{7: torch.ones(1)}, {}], "opt": argparse.Namespace()},
+    "options that are none": {"model": [{}, {}], "opt": 5},
+    "no options": {"model": [{}, {}], "opt": argparse.Namespace()},
+    "options of another kind": {"model": [{}, {}], "opt": argparse.Namespace(embed_size="wide", img_dim=32)},
+}
+
+
+@pytest.mark.parametrize("content", ODD.values(), ids=ODD)
+def test_an_odd_checkpoint_is_one_clear_error(content: dict, published, tmp_path: Path) -> None:
+    _, data, vocabulary = published
+    torch.save(content, tmp_path / "odd.pth.tar")
+    command = ["eval", "--public", tmp_path / "odd.pth.tar", "--model", "scan", "--data", data]
+    shown = CliRunner().invoke(app, [str(part) for part in (*command, "--vocabulary", vocabulary)])
+    assert shown.exit_code == 2 and isinstance(shown.exception, SystemExit), shown.output
+    assert shown.output.startswith("itm: ") and shown.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("damage", ["function", "half"])
+def test_nobody_is_advised_to_load_unsafely(damage: str, published, tmp_path: Path) -> None:
+    path = tmp_path / "bad.pth.tar"
+    torch.save({"model": [print], "opt": 1}, path)
+    if damage == "half":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ItmError) as caught:
+        read_published(path)
+    assert "weights_only" not in str(caught.value) and "succeed" not in str(caught.value)
+
+
 def test_a_text_file_is_no_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "bad.pth.tar"
     for content in ("<html>404</html>", ""):

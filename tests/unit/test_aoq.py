@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.records.parameters import declared_parameters
 from itm_lab.records.rules import comparisons
 from itm_utils.errors import ItmError
-from itm_utils.matcher import ImageBatch, Matcher, OfflineNegatives, PairBatch, Scores, TextBatch
+from itm_utils.matcher import ImageBatch, Images, Matcher, OfflineNegatives, PairBatch, Scores, TextBatch
 from itm_utils.models import aoq
 from itm_utils.models.aoq import (
     KINDS,
@@ -273,7 +274,7 @@ def bfan() -> BFAN:
 
 def mmca() -> MMCA:
     torch.manual_seed(7)
-    return MMCA(6, 10, width=8, heads=2).double()
+    return MMCA(6, 10, width=8, heads=2, channels=8).double()
 
 
 class TwoWays(VSEPP):
@@ -337,13 +338,13 @@ def test_the_objective_is_the_loss_of_pairs_scored_one_by_one(make: Callable, ki
     for name, weight in model.named_parameters():
         if name in theirs:
             torch.testing.assert_close(weight.grad, theirs[name], rtol=1e-6, atol=1e-9)
-    assert logs["hardest"] == 1.0 and all(isinstance(value, float) for value in logs.values())
+    assert logs["hardest"] == 1.0 and all(math.isfinite(value) for value in logs.values())
 
 
 def test_captioning_counts_for_positive_pairs_only() -> None:
     model, batch = vsrn(), whole_batch()
     with_captions = OfflineLoss()(model, batch)[0]
-    own = model.extra_losses(*aoq.encode(model, batch), batch)["captioning"]
+    own = model.extra_losses(*aoq.encode_with_offline(model, batch, LossConfig("online")), batch)["captioning"]
     model.caption_weight = 0.0
     without = OfflineLoss()(model, batch)[0]
     torch.testing.assert_close(with_captions - without, own, rtol=1e-8, atol=1e-8)
@@ -351,27 +352,65 @@ def test_captioning_counts_for_positive_pairs_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "passes"), [("online", 1), ("OffTri", 2), ("OnlineQuin", 2), ("OffQuin", 3), ("AdapOffQuin", 3)]
+    ("kind", "parts"), [("online", 1), ("OffTri", 2), ("OnlineQuin", 2), ("OffQuin", 3), ("AdapOffQuin", 3)]
 )
-def test_only_what_a_loss_needs_is_encoded(kind: str, passes: int) -> None:
-    model, calls = vsrn(), []
+def test_only_what_a_loss_needs_is_encoded_in_one_pass(kind: str, parts: int) -> None:
+    model, calls = two_ways(), []
     encode = model.encode_images
     model.encode_images = lambda batch: calls.append(len(batch)) or encode(batch)
     OfflineLoss(LossConfig(kind))(model, whole_batch())
-    assert calls == [6] * passes
+    assert calls == [6 * parts]
 
 
+@pytest.mark.parametrize("architecture", ["coco", "f30k"])
+def test_a_batch_norm_sees_each_of_the_three_batches_alone(architecture: str) -> None:
+    """As in the public code: the loss, its gradients and the running averages are those of three passes."""
+
+    def step(one_by_one: bool) -> list[Tensor]:
+        model = vsrn(architecture=architecture).train()
+        for step in model.reasoning.steps:
+            torch.nn.init.constant_(step.norm.weight, 0.3)  # at zero it would hide what it normalises
+        if one_by_one:
+            model.encode_image_batches = lambda batches: Images.cat([model.encode_images(batch) for batch in batches])
+            model.encode_images = lambda batch: VSRN.encode_image_batches(model, [batch])
+        loss = OfflineLoss()(model, whole_batch())[0]
+        loss.backward()
+        return [loss, *model.buffers(), *(weight.grad for weight in model.parameters())]
+
+    together, apart = step(False), step(True)
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("by_image", [True, False])
 @pytest.mark.parametrize(("budget", "warm"), [(0, HingeTriplet), (2**26, HardNegativeTripletLoss)])
-def test_the_warm_up_is_that_of_the_other_chapters(budget: int, warm: type) -> None:
+def test_the_warm_up_is_that_of_the_other_chapters(budget: int, warm: type, by_image: bool) -> None:
     model, batch = two_ways(), replace(whole_batch(), offline=None)  # no lists are needed yet
-    loss = OfflineLoss(LossConfig(margin=0.3), warmup_epochs=2, budget=budget, negatives=0)
+    loss = OfflineLoss(LossConfig(margin=0.3), by_image, warmup_epochs=2, budget=budget, negatives=0)
     for epoch in (0, 1):
         loss.set_epoch(epoch)
         more = {"negatives": 0, "budget": budget} if budget else {}
-        torch.testing.assert_close(loss(model, batch)[0], warm(0.3, hardest=False, **more)(model, batch)[0])
+        expected = warm(0.3, hardest=False, by_image=by_image, **more)(model, batch)[0]
+        torch.testing.assert_close(loss(model, batch)[0], expected)
     loss.set_epoch(2)
     with pytest.raises(ItmError, match="OfflinePairs"):
         loss(model, batch)
+
+
+@pytest.mark.parametrize("budget", [0, 2**26])
+def test_two_captions_of_one_image_cost_nothing_before_and_after_the_warm_up(budget: int) -> None:
+    """A constant score: each caption would cost the margin of 0.2 in each direction, 0.8 together."""
+    part = pair_batch(1, torch.tensor([4, 4]))
+    regions, words = part.images.regions, part.texts.words
+    batch = PairBatch(
+        replace(part.images, regions=regions[:1].expand_as(regions)),
+        replace(part.texts, words=words[:1].expand_as(words), lengths=part.texts.lengths[:1].expand(2)),
+    )
+    for by_image, expected in ((True, 0.0), (False, 0.8)):
+        loss = OfflineLoss(LossConfig("online"), by_image, warmup_epochs=1, budget=budget, negatives=0)
+        for epoch in (0, 1):
+            loss.set_epoch(epoch)
+            assert loss(two_ways(), batch)[0].item() == pytest.approx(expected)
 
 
 def test_the_log_tells_how_the_weights_stand() -> None:
@@ -641,8 +680,57 @@ def test_two_models_stand_behind_the_papers_rows_of_scan_and_bfan() -> None:
     for dataset, kinds in (("coco", ["online short", "OffTri", "OffQuin", "AdapOffQuin"]), ("f30k", ["online short"])):
         found = variants(dataset)
         for kind in kinds:
-            assert differing(found[f"SCAN {kind}"], found[f"SCAN i2t {kind}"]) == {"direction", "temperature"}
+            one, other = found[f"SCAN {kind}"], found[f"SCAN i2t {kind}"]
+            assert differing(one, other) == {"direction", "temperature", "pooling", "lse"}
+            assert (one["pooling"], other["pooling"]) == ("Mean", "LogSumExp")  # t-i AVG + i-t LSE
+            assert other["lse"] == {"coco": 20.0, "f30k": 5.0}[dataset]
             assert differing(found[f"BFAN {kind}"], found[f"BFAN equal {kind}"]) == {"focal"}
+
+
+def test_two_models_stand_behind_the_rows_of_bfan_in_table_3() -> None:
+    known = read_experiments(ROOT, "aoq").items()
+    rows = {name: one for name, one in known if "aoq/table_3" in one.tables and "/bfan_" in name}
+    ensembles = {one.ensemble for one in rows.values()}
+    assert len(ensembles) == 4 and len(rows) == 8
+    for ensemble in ensembles:
+        one, other = (member.values() for member in rows.values() if member.ensemble == ensemble)
+        assert differing(one, other) == {"focal"}
+
+
+def test_without_offlineadap_has_a_sweep_over_the_pairs_of_table_5() -> None:
+    found = variants("coco")
+    for base_model in ("VSRN", "BFAN", "BFAN equal"):
+        row = found[f"{base_model} without OfflineAdap"]
+        tried = [given for name, given in found.items() if name.startswith(f"{base_model} without OfflineAdap alpha")]
+        pairs = {(given["alpha"], given["beta"]) for given in tried}
+        assert pairs == {(0.2, 1.5), (0.3, 1.5), (0.5, 1.5), (0.3, 1.0), (0.3, 2.0)}
+        for given in tried:
+            assert differing(given, row) <= {"alpha", "beta", "evaluate_on"} and given["evaluate_on"] == "dev"
+
+
+def test_weights_are_chosen_and_rates_begin_as_the_base_models_scripts_do() -> None:
+    for dataset in ("coco", "f30k"):
+        for name, given in variants(dataset).items():
+            if "self-mined" not in name:
+                assert given["first_select_by"] == "r1_r5", name  # the miner is VSRN
+            assert given["select_by"] == ("r1_r5" if given["base_model"] == "vsrn" else "rsum"), name
+    coco = variants("coco")
+    assert {coco[f"BFAN {kind}"]["learning_rate"] for kind in ("online short", "online", "AdapOffQuin")} == {0.0005}
+
+
+def test_the_released_code_has_recipes_of_its_own() -> None:
+    coco = variants("coco")
+    changed = {"sampling", "by_image", "round_one"}
+    assert differing(coco["VSRN released code"], coco["VSRN AdapOffQuin"]) == changed | {"batch_size"}
+    assert differing(coco["BFAN released code"], coco["BFAN AdapOffQuin"]) == changed
+    assert differing(coco["BFAN released code"], coco["BFAN equal released code"]) == {"focal"}
+    assert coco["VSRN released code"]["sampling"] == "tied" and not coco["VSRN released code"]["by_image"]
+
+
+def test_a_stage_keeps_the_weights_that_its_metric_chooses() -> None:
+    given = parameters(width=8, select_by="r1_r5", base_model="bfan", start="fine-tune")
+    found = {stage.name: stage.config.select for stage in stages(given, build(given, 30, 6))}
+    assert found == {"miner": "rsum", "base_model": "r1_r5", "final": "r1_r5"}
 
 
 def test_a_shared_miner_begins_with_the_same_weights_whoever_trains_it() -> None:
@@ -654,7 +742,9 @@ def test_a_shared_miner_begins_with_the_same_weights_whoever_trains_it() -> None
     assert torch.equal(*weights)
 
 
-@pytest.mark.parametrize("wrong", [{"base_model": "vsrm"}, {"miner": "scan"}, {"start": "finetune"}])
+@pytest.mark.parametrize(
+    "wrong", [{"base_model": "vsrm"}, {"miner": "scan"}, {"start": "finetune"}, {"select_by": "r1"}]
+)
 def test_a_misspelt_choice_is_an_error(wrong: dict) -> None:
     with pytest.raises(ItmError, match=next(iter(wrong))):
         build(parameters(**wrong), 30, 6)

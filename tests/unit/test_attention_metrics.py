@@ -28,6 +28,7 @@ from itm_utils.metrics.attention import (
     AttentionQuality,
     attention_quality,
     check_split,
+    collect_attention,
     common_phrases,
     measure_attention,
     relevant_regions,
@@ -35,6 +36,7 @@ from itm_utils.metrics.attention import (
 from itm_utils.models.bfan import BFAN
 from itm_utils.models.scan import SCAN
 from itm_utils.models.vsepp import VSEPP
+from itm_utils.scoring import BATCH
 
 # -- the slow version ------------------------------------------------------------------------------------------------
 
@@ -225,7 +227,7 @@ def test_best_threshold_phrases_and_pairs() -> None:
 
 def line(recall: list[float], precision: list[float]) -> AttentionQuality:
     values = np.stack([precision, recall, np.zeros(len(recall))], axis=1)[None]
-    return AttentionQuality(np.arange(len(recall)) / 100, values, np.zeros((1, 2), dtype=np.int64))
+    return AttentionQuality(np.arange(len(recall)) / 100, values, np.zeros((1, 2), dtype=np.int64), np.ones(1))
 
 
 def test_area_under_the_curve() -> None:
@@ -429,3 +431,43 @@ def test_every_matcher_whose_words_attend_can_be_measured(any_pairs, toy_vocabul
         assert quality.recall[0] > 0
         assert model.training, "the mode it was in"
     assert {"SCAN", "BFAN", "SGRAF", "MMCA", "DCPA"} <= set(measured)
+
+
+def test_all_measures_come_from_one_pass(
+    toy_train: PrecompSplit, toy_texts: WordCaptions, toy_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = small(BFAN, len(toy_vocabulary), toy_train.feature_dim).eval()
+    grounding, passes = toy_grounding(toy_train), []
+    plain = model.attention
+    monkeypatch.setattr(model, "attention", lambda *sides: passes.append(1) or plain(*sides))
+    collected = collect_attention(model, toy_train, toy_texts, grounding)
+    batches = len(passes)
+    monkeypatch.setattr("itm_utils.metrics.attention.PHRASES_AT_ONCE", 7)  # in parts, as a large split is
+    for iou, within, thresholds in ((0.3, "max", [0.0, 0.2]), (0.6, "mean", THRESHOLDS)):
+        whole = measure_attention(model, toy_train, toy_texts, grounding, thresholds, iou, within, batch=13)
+        passes.clear()
+        found = collected.quality(thresholds, iou, within)
+        assert not passes
+        np.testing.assert_array_equal(found.keys, whole.keys)
+        np.testing.assert_allclose(found.values, whole.values, atol=1e-12)
+        assert found.reasons == whole.reasons and found.phrases > 7
+    assert batches == -(-toy_train.n_captions // BATCH)
+
+
+def test_chance_is_attending_to_every_region(toy_train: PrecompSplit, toy_texts: WordCaptions) -> None:
+    class Everywhere(PerfectAttention):
+        def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
+            seen = super().attention(images, texts)["t2i"]
+            regions = seen.key_mask.clone()
+            regions[:, 0] = False  # not a region: it is no part of "every"
+            return {"t2i": replace(seen, weights=torch.ones_like(seen.weights), key_mask=regions)}
+
+    boxes = toy_train.region_boxes(np.arange(toy_train.n_images))
+    quality = measure_attention(
+        Everywhere(toy_texts, toy_grounding(toy_train), boxes), toy_train, toy_texts, toy_grounding(toy_train), [0.0]
+    )
+    assert quality.chance_f1 == pytest.approx(quality.best[3]) and 0 < quality.chance_f1 < 1
+    assert f"every region: F1 {quality.chance_f1:.3f}" in str(quality)
+    nothing = attention_quality(np.zeros((1, 4)), None, np.array([0]), np.eye(4, dtype=bool)[:1], [0.0])
+    assert nothing.best[3] == 0 and nothing.chance_f1 == pytest.approx(2 * 1 / (4 + 1))

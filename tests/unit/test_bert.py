@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -192,8 +195,87 @@ def test_any_local_bert_will_do(tmp_path, capfd):
 def test_what_cannot_be_had_offline_is_one_clear_error(tmp_path):
     with pytest.raises(ItmError, match=r"no-such-bert-anywhere.*Offline, use 'scenes-mini'"):
         load_text_encoder("no-such-bert-anywhere")
-    with pytest.raises(ItmError, match=r"config\.json, weights and vocabulary in this folder"):
+    with pytest.raises(ItmError, match=r"config\.json, model\.safetensors and vocabulary in this folder"):
         load_text_encoder(tmp_path)
+
+
+@pytest.fixture
+def own_bert(tmp_path) -> Path:
+    return Path(shutil.copytree(MINI_FOLDER, tmp_path / "own"))
+
+
+def test_weights_as_pickle_are_not_loaded(own_bert):
+    from safetensors.torch import load_file
+
+    torch.save(load_file(own_bert / "model.safetensors"), own_bert / "pytorch_model.bin")
+    (own_bert / "model.safetensors").unlink()
+    with pytest.raises(ItmError, match=r"own: found no usable BERT .*Weights as pickle \(\*\.bin\) are not loaded"):
+        load_text_encoder(own_bert)
+
+
+def test_code_beside_an_encoder_is_not_run(own_bert, capsys):
+    config = json.loads((own_bert / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.C", "AutoModel": "mine.M"}}
+    (own_bert / "config.json").write_text(json.dumps(config))
+    (own_bert / "mine.py").write_text("raise SystemExit('code beside an encoder was run')")
+    with pytest.raises(ItmError, match="own: found a model that asks to run code of its own"):
+        load_text_encoder(own_bert)
+    assert "[y/N]" not in capsys.readouterr().out  # nobody is asked whether to run it
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.txt", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, "half"], ids=["empty", "bytes", "deep", "half"])
+def test_a_damaged_encoder_is_one_clear_error(own_bert, name, content, encoder):
+    path = own_bert / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content == "half" else content)
+    try:
+        assert load_text_encoder(own_bert).fingerprint != encoder.fingerprint or name == "tokenizer_config.json"
+    except ItmError as error:
+        assert str(error).startswith(f"{own_bert}: found") and "\n" not in str(error)
+    else:
+        assert name != "model.safetensors"
+
+
+def test_a_full_disk_is_one_clear_error(encoder, cache, monkeypatch):
+    """Not SIGBUS, with which a sparse memory map ends."""
+    monkeypatch.setattr(os, "posix_fallocate", lambda *where: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+    with pytest.raises(ItmError, match=r"states\.npy: found a full disk, expected .+ GB of free space"):
+        bert_captions(split_of(CAPTIONS), encoder)
+    assert not list(cache.glob("bert-*/*")) and not list(cache.glob(".bert-*"))
+
+
+def test_a_write_that_fails_is_one_clear_error(encoder, monkeypatch):
+    def full(*arguments, **settings):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("itm_utils.data.text_encoder.np.save", full)
+    with pytest.raises(ItmError, match=r"cannot be written \(No space left on device\).+Set ITM_CACHE"):
+        bert_captions(split_of(CAPTIONS), encoder)
+
+
+def test_a_cache_that_is_emptied_before_the_first_batch_is_still_open(encoder, cache):
+    texts = bert_captions(split_of(CAPTIONS), encoder)
+    sent = pickle.dumps(texts)  # as to a worker that is started anew: it opens the states itself
+    shutil.rmtree(cache)
+    assert texts.batch(np.array([0])).features.any()
+    with pytest.raises(ItmError, match=r"states\.npy: found no such file"):
+        pickle.loads(sent).batch(np.array([0]))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_zeroed_states_are_made_again(encoder, monkeypatch, large):
+    if large:
+        monkeypatch.setattr("itm_utils.cache.LARGE", 1000)
+        monkeypatch.setattr("itm_utils.cache.BLOCK", 64)
+    folder = bert_captions(split_of(CAPTIONS), encoder).folder
+    whole = (folder / "states.npy").read_bytes()
+    (folder / "states.npy").write_bytes(whole[:-200] + bytes(200))
+    assert not is_whole(folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"files": {}}))
+    assert not is_whole(folder)
+    bert_captions(split_of(CAPTIONS), encoder)
+    assert is_whole(folder) and (folder / "states.npy").read_bytes() == whole
 
 
 @pytest.mark.slow

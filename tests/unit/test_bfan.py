@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, TextBatch, Texts, length_mask
@@ -131,6 +132,14 @@ def test_given_pairs_are_the_diagonal_and_attention_is_focal(focal: str) -> None
         assert (found.weights[real] == 0).any() == (focal != "none")
     sum((found.weights**2).sum() for found in attention.values()).backward()
     assert texts.local.grad.isfinite().all() and texts.local.grad.abs().sum() > 0
+
+
+def test_one_product_serves_both_directions() -> None:
+    regions, region_mask, words, word_mask = ragged()
+    with FlopCounterMode(display=False) as counter:
+        model().score(Images(local=regions, mask=region_mask), Texts(local=words, mask=word_mask))
+    operations = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+    assert operations == 2 * int(region_mask.sum()) * int(word_mask.sum()) * regions.shape[2]
 
 
 def batch_of(lengths: list[int]) -> TextBatch:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TOKEN_DIM
+from second_device import DEVICE, counting
 from torch import Tensor
 
 from itm_lab.experiments.ensembles import ensemble_of
@@ -33,7 +34,9 @@ from itm_utils.models.ccr_ccs import (
     logit_gradients,
     one_query_terms,
     reversed_weights,
+    sample_queries,
     sample_two_queries,
+    sampled_query_terms,
     stages,
 )
 from itm_utils.models.mmca import MMCA, HardNegativeTripletLoss
@@ -248,6 +251,48 @@ def test_samples_come_from_torchs_generator() -> None:
     assert torch.equal(first, sample_two_queries(mask)) and not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("number", [1, 3, 9])
+def test_several_samples_are_different_uniform_and_swapped_with_another(number: int) -> None:
+    mask = torch.tensor(
+        [[False, True, True, True, True], [True, False, False, False, True], [False, True] + 3 * [False]]
+    )
+    torch.manual_seed(3)
+    swaps = [Counter(), Counter()]
+    for _ in range(3000):
+        sampled = sample_queries(mask, number)
+        assert sampled.shape == (3, number, 2)
+        for row, pairs in enumerate(sampled.tolist()):
+            real = [pair for pair in pairs if pair[0] >= 0]
+            queries = [query for query, _ in real]
+            assert len(real) == min(number, int(mask[row].sum())) == len(set(queries))
+            assert all(a != b for a, b in real) and {-1} >= {a for pair in pairs[len(real) :] for a in pair}
+            if row < 2:
+                swaps[row].update(map(tuple, real))
+            else:
+                assert real == [[1, -1]]  # nothing to swap with
+    assert set(swaps[0]) == set(itertools.permutations([1, 2, 3, 4], 2)) and set(swaps[1]) == {(0, 4), (4, 0)}
+    for counts in swaps:
+        even = sum(counts.values()) / len(counts)
+        assert max(abs(count - even) for count in counts.values()) < 5 * even**0.5
+
+
+def test_one_sampled_query_is_the_papers_and_enough_of_them_are_all() -> None:
+    attention = ragged()
+    torch.manual_seed(4)
+    one = sample_queries(attention.query_mask, 1)
+    found, expected = sampled_query_terms(attention, one, *MARGINS), one_query_terms(attention, one[:, 0], *MARGINS)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    many = sampled_query_terms(attention, sample_queries(attention.query_mask, 7), *MARGINS)
+    torch.testing.assert_close(many.ccr, all_query_terms(attention, attention.query_mask, *MARGINS).ccr, **EXACT)
+    three = sample_queries(attention.query_mask, 3)
+    terms = sampled_query_terms(attention, three, *MARGINS)
+    for row in range(5):
+        pairs = [pair for pair in three[row].tolist() if pair[0] >= 0]
+        values = [by_hand(pair_of(attention, row), *pair, *MARGINS) for pair in pairs]
+        torch.testing.assert_close(terms.ccr[row], torch.stack([v[0] for v in values]).mean(), **EXACT)
+        torch.testing.assert_close(terms.ccs[row], torch.stack([v[1] for v in values]).mean(), **EXACT)
+
+
 # ---------------------------------------------------------------- gradients and conflicts
 
 
@@ -395,7 +440,7 @@ def test_for_a_mean_the_terms_are_means(toy_pairs: PairDataset) -> None:
     torch.testing.assert_close(losses[0], 8 * losses[1])
     torch.manual_seed(2)
     loss, logs = AttentionConstraintLoss(nothing)(model, batch)
-    torch.testing.assert_close(loss, torch.tensor(8 * 2 * (logs["ccr"] + logs["ccs"])))  # both directions
+    torch.testing.assert_close(loss, 8 * 2 * (logs["ccr"] + logs["ccs"]))  # both directions
 
 
 def test_all_queries_through_the_loss(toy_pairs: PairDataset) -> None:
@@ -403,7 +448,7 @@ def test_all_queries_through_the_loss(toy_pairs: PairDataset) -> None:
     attention = model.attention(model.encode_images(batch.images), model.encode_texts(batch.texts))["t2i"]
     expected = all_query_terms(attention, attention.query_mask & ~batch.texts.special, 0.2, 0.2)
     rank, _ = HingeTriplet()(model, batch)
-    loss, _ = AttentionConstraintLoss(HingeTriplet(), all_queries=True)(model, batch)
+    loss, _ = AttentionConstraintLoss(HingeTriplet(), queries=0)(model, batch)
     torch.testing.assert_close(loss, rank + expected.ccr.sum() + expected.ccs.sum())
 
 
@@ -419,7 +464,7 @@ def test_nothing_is_encoded_twice(toy_pairs: PairDataset) -> None:
 
     for name in ("encode_images", "encode_texts", "score"):
         setattr(model, name, counting(name, getattr(model, name)))
-    AttentionConstraintLoss(HingeTriplet(), log_conflicts=True)(model, toy_pairs[list(range(6))])
+    AttentionConstraintLoss(HingeTriplet(), conflicts_every=1)(model, toy_pairs[list(range(6))])
     assert counted == {"encode_images": 1, "encode_texts": 1, "score": 1}
 
 
@@ -463,7 +508,7 @@ def test_a_term_is_added_only_for_the_time_of_the_call(toy_pairs: PairDataset) -
 def test_one_constraint_inside_another(toy_pairs: PairDataset) -> None:
     """CCR in one direction, CCS in the other: each is added once."""
     model, batch = base_model("BFAN", toy_pairs), toy_pairs[list(range(8))]
-    chosen = {"all_queries": True, "ccr_margin": 0.5, "ccs_margin": 0.5}
+    chosen = {"queries": 0, "ccr_margin": 0.5, "ccs_margin": 0.5}
     rank, _ = HingeTriplet()(model, batch)
     inner = AttentionConstraintLoss(HingeTriplet(), 1.0, 0.0, directions="t2i", **chosen)
     outer = AttentionConstraintLoss(inner, 0.0, 1.0, directions="i2t", **chosen)
@@ -483,14 +528,38 @@ def test_start_and_end_are_never_queries(toy_pairs: PairDataset) -> None:
 
 def test_logging_conflicts_changes_neither_loss_nor_gradients(toy_pairs: PairDataset) -> None:
     model, batch, seen = base_model("BFAN", toy_pairs), toy_pairs[list(range(8))], []
-    for log_conflicts in (False, True):
+    for every in (0, 1):
         model.zero_grad()
         torch.manual_seed(4)
-        loss, logs = AttentionConstraintLoss(HingeTriplet(), log_conflicts=log_conflicts)(model, batch)
+        loss, logs = AttentionConstraintLoss(HingeTriplet(), conflicts_every=every)(model, batch)
         loss.backward()
         seen.append((loss.detach(), *(p.grad.clone() for p in model.parameters()), torch.rand(1)))
     assert all(torch.equal(one, two) for one, two in zip(*seen, strict=True))
     assert 0 <= logs["conflict"] <= logs["both_active"] <= 1 and logs["both_active"] > 0
+
+
+def test_conflicts_are_logged_in_one_batch_of_so_many(toy_pairs: PairDataset) -> None:
+    model, logged = base_model("SCAN t2i", toy_pairs), []
+    objective = AttentionConstraintLoss(HingeTriplet(), conflicts_every=5)
+    rng = np.random.default_rng(0)
+    batches = [toy_pairs[rng.choice(len(toy_pairs), 8, replace=False).tolist()] for _ in range(100)]
+    for batch in batches:
+        _, logs = objective(model, batch)
+        logged.append("conflict" in logs)
+        own = [logs[name] for name in ("ccr", "ccs", "conflict") if name in logs]
+        assert all(isinstance(value, Tensor) and value.dim() == 0 for value in own)  # not read: no step waits
+    assert 8 < sum(logged) < 35  # 20 on average
+    assert logged == [objective.logs_conflicts(batch) for batch in batches]  # the batch decides, not a counter
+
+
+@pytest.mark.parametrize("queries", [0, 1, 3])
+def test_no_term_and_no_log_waits_for_the_device(queries: int) -> None:
+    attention = leaves(ragged().to(DEVICE, non_blocking=True))
+    with counting() as syncs:
+        objective = AttentionConstraintLoss(HingeTriplet(), queries=queries)
+        terms, logs = objective.direction_terms(attention, attention.query_mask, log_conflicts=True)
+        (terms.ccr.sum() + terms.ccs.sum() + sum(logs.values())).backward()
+    assert not syncs and set(logs) == {"ccr", "ccs", "conflict", "both_active"}
 
 
 def test_epochs_reach_the_objective() -> None:
@@ -540,7 +609,7 @@ def test_base_models_are_built_as_in_their_chapters() -> None:
 
 PARAMETERS = {
     "margin": 0.3, "warmup_epochs": 2, "ccr_weight": 0.5, "ccs_weight": 2.0, "ccr_margin": 0.1, "ccs_margin": 0.4,
-    "directions": "t2i", "all_queries": True, "epochs": 3, "batch_size": 16, "learning_rate": 0.01, "seed": 5,
+    "directions": "t2i", "queries": 3, "epochs": 3, "batch_size": 16, "learning_rate": 0.01, "seed": 5,
     "device": "cpu", "precision": "fp32", "num_workers": 0, "schedule": "paper", "decay_every": 2,
 }  # fmt: skip
 
@@ -552,7 +621,7 @@ def test_the_stage_holds_the_parameters() -> None:
     assert stage.model is model and isinstance(loss, AttentionConstraintLoss)
     assert (loss.ranking_loss.margin, loss.ranking_loss.hardest, loss.ranking_loss.warmup_epochs) == (0.3, True, 2)
     assert all(getattr(loss, name) == PARAMETERS[name] for name in ("ccr_weight", "ccs_weight", "ccr_margin"))
-    assert (loss.ccs_margin, loss.directions, loss.all_queries, loss.log_conflicts) == (0.4, "t2i", True, True)
+    assert (loss.ccs_margin, loss.directions, loss.queries, loss.conflicts_every) == (0.4, "t2i", 3, 20)
     assert (stage.config.epochs, stage.config.schedule, stage.config.decay_every) == (3, "step", 2)
 
 
@@ -561,7 +630,7 @@ def test_constraints_without_weight_are_left_out(ccr: float, ccs: float) -> None
     (stage,) = stages(PARAMETERS | {"ccr_weight": ccr, "ccs_weight": ccs}, SCAN(30, 7, **SMALL))
     if ccr or ccs:
         assert (stage.objective.ccr_weight, stage.objective.ccs_weight) == (ccr, ccs)
-        assert not stage.objective.log_conflicts
+        assert stage.objective.conflicts_every == 0
     else:
         assert type(stage.objective) is HingeTriplet
 
@@ -591,7 +660,7 @@ def test_an_interrupted_run_samples_the_same_queries(toy_pairs: PairDataset, tmp
     for name, calls in (("whole", [None]), ("broken", [7, None])):
         for call in calls:
             model = base_model("SCAN t2i", toy_pairs)
-            objective = AttentionConstraintLoss(Dies(call), ccr_margin=0.5, ccs_margin=0.5, log_conflicts=True)
+            objective = AttentionConstraintLoss(Dies(call), ccr_margin=0.5, ccs_margin=0.5, conflicts_every=3)
             try:
                 result = train(model, objective, toy_pairs, CONFIG, tmp_path / name)
             except KeyboardInterrupt:
@@ -627,7 +696,7 @@ def test_ccr_alone_lowers_ccr_and_ccs_alone_lowers_ccs(toy_pairs: PairDataset) -
 
     for name in ("ccr", "ccs"):
         model, batch = base_model("SCAN t2i", toy_pairs), toy_pairs[list(range(16))]
-        only = {"ccr_weight": float(name == "ccr"), "ccs_weight": float(name == "ccs"), "all_queries": True}
+        only = {"ccr_weight": float(name == "ccr"), "ccs_weight": float(name == "ccs"), "queries": 0}
         objective = AttentionConstraintLoss(nothing, **only)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         seen = []
@@ -647,9 +716,17 @@ def test_an_ensemble_has_the_mean_attention_metrics_of_its_members(tmp_path: Pat
     folders = [tmp_path / name for name in ("SAF CCR", "SGR CCR")]
     for folder, f1 in zip(folders, (40.0, 50.0), strict=True):
         scores = Scores.same(torch.randn(6, 30, generator=rng))
-        save_scores(scores, owner, folder, {"att_f1": f1, "dev_rsum": 9.0}, variant=folder.name, **about)
+        more = about | {"curves": {"attention": {"threshold": [0.0], "recall_iou_04": [f1 + 1]}}}
+        save_scores(scores, owner, folder, {"att_f1": f1, "dev_rsum": 9.0}, variant=folder.name, **more)
         write_scores(folder / "scores.safetensors", scores)
     ensemble_of(folders, "SGRAF CCR", tmp_path / "receipts")
     receipt = read_receipt(next((tmp_path / "receipts").rglob("*.json")))
     assert receipt["models"] == 2 and receipt["metrics"]["att_f1"]["value"] == 45
     assert "dev_rsum" not in receipt["metrics"]
+    assert receipt["curves"] == {"attention": {"threshold": [0.0], "recall_iou_04": [46.0]}}
+
+
+def test_old_receipts_say_their_number_of_queries() -> None:
+    one, every = (read_receipt(ROOT / f"receipts/11_ccr_ccs/{name}_scenes_s10.json") for name in ("SCAN-CCR+CCS", "SCAN-CCR+CCS-all-queries"))  # fmt: skip
+    assert (one["parameters"]["queries"], every["parameters"]["queries"]) == (1, 0)
+    assert "all_queries" not in one["parameters"]

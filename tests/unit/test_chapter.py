@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -12,12 +13,17 @@ from safetensors.torch import save_file
 from toy_dataset import write_toy_dataset
 
 from itm_lab.records.chapter import Chapter
+from itm_lab.records.collapse import item_vectors, mean_cosine
 from itm_lab.records.parameters import declared_parameters, parameters_model, settings_of
 from itm_lab.records.receipts import read_receipt, variant_receipts
 from itm_lab.records.scores import read_scores, write_scores
+from itm_utils.data.precomp import open_split
 from itm_utils.errors import ItmError
-from itm_utils.matcher import Scores
+from itm_utils.matcher import Scores, Texts
 from itm_utils.metrics.retrieval import evaluate, evaluate_folds
+from itm_utils.models.keeping_score import MeanPool
+from itm_utils.models.vsepp import VSEPP
+from itm_utils.scoring import encode_split, score_split
 from itm_utils.training.loop import TrainResult
 from itm_utils.validation import validated
 
@@ -107,6 +113,46 @@ def test_a_run_ends_with_a_receipt_its_ranks_and_its_scores(toy_run: Chapter) ->
     assert torch.equal(read_scores(toy_run.folder / "scores.safetensors").i2t, scores.i2t)
 
 
+def test_a_run_that_could_not_write_its_scores_is_not_finished(
+    toy_run: Chapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receipt says that a run is finished: it comes last."""
+    monkeypatch.setattr("itm_lab.records.chapter.write_scores", lambda path, scores: 1 / 0)
+    toy_run.open()
+    with pytest.raises(ZeroDivisionError):
+        toy_run.save_result(some_scores(toy_run), TrainResult(log=[], best={}, seconds=1.0))
+    assert not list(toy_run.folder.rglob("*.json"))
+
+
+def test_a_receipt_shows_whether_the_model_has_collapsed(toy_run: Chapter) -> None:
+    """Final loss, score spread, and the cosines of items, which are those of the loop over pairs."""
+    data = toy_run.open()
+    torch.manual_seed(0)
+    model = VSEPP(len(data.vocabulary), data.train.feature_dim, width=8, word_dim=5)
+    log = [{"step": step, "loss": float(step)} for step in range(200)] + [{"step": 199, "val_rsum": 3.0}]
+    scores = score_split(model, data.test, data.test_texts)
+    toy_run.save_result(scores, TrainResult(log, best={}, seconds=1.0, model=model))
+    (receipt,) = variant_receipts("02_scan", "toy", "toy", toy_run.folder)
+    found = {name: value["value"] for name, value in receipt["metrics"].items()}
+    assert found["final_loss"] == sum(range(100, 200)) / 100
+    assert found["score_spread"] == pytest.approx(float(scores.i2t.std()), rel=1e-6)
+    firsts = torch.from_numpy(np.flatnonzero(np.diff(data.test.owner, prepend=-1)))
+    images, texts = encode_split(model, data.test, data.test_texts)
+    for name, vectors in (("image_cosine", images.pooled), ("caption_cosine", texts.pooled[firsts])):
+        pairs = [(a, b) for a in range(10) for b in range(10) if a != b]
+        cosines = [float(torch.cosine_similarity(vectors[a], vectors[b], dim=0)) for a, b in pairs]
+        assert found[name] == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
+
+
+def test_items_that_are_all_alike_have_cosine_one_and_no_spread() -> None:
+    alike = torch.randn(1, 5, generator=torch.Generator().manual_seed(0)).expand(7, 5)
+    assert mean_cosine(alike) == pytest.approx(1) and math.isnan(mean_cosine(alike[:1]))
+    assert mean_cosine(torch.eye(5)) == pytest.approx(0)
+    local, mask = torch.randn(2, 3, 5), torch.tensor([[True, True, False], [True, False, False]])
+    expected = torch.stack([local[0, :2].mean(dim=0), local[1, 0]])
+    torch.testing.assert_close(item_vectors(Texts(local, mask)), expected)
+
+
 def test_on_testall_there_is_a_receipt_for_each_protocol(toy_run: Chapter) -> None:
     toy_run.parameters["evaluate_on"] = "testall"
     data, scores = toy_run.open(), some_scores(toy_run)
@@ -126,6 +172,21 @@ def test_on_dev_the_receipt_goes_with_the_searches(toy_run: Chapter) -> None:
     assert not variant_receipts("02_scan", "toy", "toy", toy_run.folder)
 
 
+def test_weights_are_chosen_on_the_first_images_of_dev(toy_run: Chapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the public code does: COCO's dev has 5,000 images, and 1,000 of them validate. What is judged is not cut."""
+    monkeypatch.setattr("itm_lab.data.opening.VALIDATION_IMAGES", 3)
+    toy_run.parameters["evaluate_on"] = "dev"
+    data = toy_run.open()
+    assert (data.dev.n_images, data.dev.n_captions, len(data.dev_texts.lengths)) == (3, 15, 15)
+    assert data.test.n_images == 5
+    torch.manual_seed(0)
+    model = MeanPool(len(data.vocabulary), data.train.feature_dim, 8)
+    first = evaluate(score_split(model, open_split(data.dev.root, "dev").first(3), data.dev_texts), data.dev.owner)
+    found = data.validate(model)
+    recalls = [found[f"{way}_r{k}"] for way in ("i2t", "t2i") for k in (1, 5)]
+    assert found == first.as_dict() | {"r1_r5": pytest.approx(sum(recalls))}
+
+
 def test_two_matrices_stay_two(tmp_path: Path) -> None:
     scores = Scores(i2t=torch.rand(2, 4), t2i=torch.rand(2, 4))
     write_scores(tmp_path / "s.safetensors", scores)
@@ -143,6 +204,14 @@ def test_scores_that_were_cut_off_are_refused(kept: int, tmp_path: Path) -> None
     with pytest.raises(
         ItmError, match=r"s\.safetensors: found a damaged file .+, expected the scores of a finished run"
     ):
+        read_scores(path)
+
+
+def test_one_flipped_bit_of_the_scores_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    write_scores(path, Scores.same(torch.rand(2, 4)))
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    with pytest.raises(ItmError, match="i2t other than was written"):
         read_scores(path)
 
 

@@ -40,9 +40,10 @@ from test_mmca import (
 )
 from torch import Tensor, nn
 
+from itm_lab.experiments.experiment_files import find_experiment
 from itm_lab.parity.adapters.dcpa import NAMES, load
 from itm_lab.parity.comparison import our_name
-from itm_lab.records.parameters import declared_parameters
+from itm_lab.records.parameters import declared_parameters, settings_of
 from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, Scores, TextBatch, Texts
@@ -54,8 +55,10 @@ from itm_utils.models.dcpa import (
     build,
     decode_all_pairs,
     decode_pairs,
+    share_region_proj,
     stages,
     topk_mean,
+    weighted_sum,
 )
 from itm_utils.models.mmca import GRAPH_FACTOR, HardNegativeTripletLoss, select_hardest
 from itm_utils.models.vsepp import HingeTriplet, hinge_loss
@@ -420,9 +423,23 @@ def test_the_sum_of_both_stages(w: Weights, switch: str) -> None:
         torch.testing.assert_close(ours, WEIGHT * first + (1 - WEIGHT) * second, **EXACT)
 
 
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_the_weight_of_stage_one_goes_from_stage_two_alone_to_stage_one_alone(decoupled: bool) -> None:
+    """A sweep over the weight needs the scores of both stages, and no model."""
+    torch.manual_seed(3)
+    intra, i2t, t2i = torch.rand(3, 4, 6)
+    inter = Scores(i2t, t2i) if decoupled else Scores.same(i2t)
+    both = {weight: weighted_sum(Scores.same(intra), inter, weight) for weight in (0.0, 0.25, 1.0)}
+    for direction in ("i2t", "t2i"):
+        second = getattr(inter, direction)
+        for weight, found in both.items():
+            torch.testing.assert_close(getattr(found, direction), weight * intra + (1 - weight) * second)
+    assert all(found.decoupled == decoupled for found in both.values())
+
+
 def test_the_published_weights_are_the_defaults() -> None:
     made = DCPA(4, {"token_dim": 5, "width": 16, "channels": 2}, {"token_dim": 5, "width": 16})
-    assert (made.intra_weight, made.inter_weight) == (0.6, 0.4)
+    assert made.intra_weight == 0.6
     assert made.intra.top_k == made.inter.top_k == 10
     assert made.inter.decoupled and made.inter.special_tokens
     decoders = made.inter.i2t, made.inter.t2i
@@ -764,7 +781,6 @@ def test_build_takes_the_chapters_parameters(parameters: dict) -> None:
         p = parameters | change
         made = build(p, 50, 11)
         assert (made.config["image_dim"], made.intra_weight) == (11, p["intra_weight"])
-        assert made.inter_weight == pytest.approx(1 - p["intra_weight"])
         for stage in (made.intra, made.inter):
             assert stage.config["image_dim"] == 11 and all(stage.config[name] == p[name] for name in both)
             assert stage.config["vocabulary_size"] == (50 if p["text_backbone"] == "gru" else 0)
@@ -838,6 +854,47 @@ def test_the_learning_rate_restarts_at_the_papers_schedule_and_falls_once_in_the
         config = stage.config
         assert (config.schedule, config.decay_every, config.decay) == ("cosine", config.epochs, TrainConfig.decay)
         assert (config.clip_norm, config.validate_every, config.seed) == (0.0, 9, 3)
+
+
+def test_a_shared_projection_is_stage_ones_and_stays(parameters: dict) -> None:
+    """Reading D9: stage two trains everything but the projection of the regions, which is that of stage one."""
+    p = parameters | SIZES | {"dropout": 0.0, "training": "two", "shared_region_proj": True, "width": 8}
+    torch.manual_seed(5)
+    made, batch = build(p, 50, IMAGE_DIM).double(), six_pairs()
+    batch.texts.features = batch.texts.features[..., : SIZES["token_dim"]]
+    for stage in stages(p, made):
+        if stage.name == "inter":
+            share_region_proj(made)
+        steps(stage.model, stage.objective, batch)
+    images = [one.region_proj(batch.images.regions) for one in (made.intra, made.inter)]
+    torch.testing.assert_close(*images, rtol=0, atol=0)
+    trained = {name for name, weight in made.inter.named_parameters() if weight.grad is not None}
+    assert trained == {name for name in made.inter.state_dict() if not name.startswith("region_proj")}
+
+
+def test_a_projection_that_both_stages_train_cannot_be_shared(parameters: dict) -> None:
+    p = parameters | SIZES | {"training": "joint", "shared_region_proj": True}
+    with pytest.raises(ItmError, match="shared_region_proj: found training 'joint', expected two stages"):
+        stages(p, build(p, 50, 11))
+
+
+@pytest.mark.parametrize(
+    ("name", "differs"),
+    [
+        ("narrow_ffn", {"inter_feed_forward": 256}),
+        ("fewer_filters", {"channels": 256, "stage_one": ""}),
+        ("shared_projection", {"shared_region_proj": True}),
+        ("no_special_tokens", {"special_tokens": False}),
+        ("dropout", {"dropout": 0.1, "stage_one": ""}),
+        ("k_two", {"top_k": 2, "stage_one": ""}),
+        ("k_half_more", {"top_k": 15, "stage_one": ""}),
+    ],
+)
+def test_a_reading_differs_in_one_thing(name: str, differs: dict) -> None:
+    """And trains a stage one of its own where that thing belongs to it; else it stands on that of all others."""
+    both = (settings_of(find_experiment(ROOT, f"dcpa/f30k/{one}").values()) for one in ("two_stages", name))
+    published, other = both
+    assert {key: value for key, value in other.items() if value != published[key]} == differs
 
 
 def test_a_misspelt_training_is_named(parameters: dict) -> None:

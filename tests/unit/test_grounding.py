@@ -303,6 +303,11 @@ DAMAGED = {
     "endless number": ("Annotations/7.xml", xml(size=("9" * 400, 100)).encode(), "a damaged file"),
     "cut XML": ("Annotations/7.xml", xml().encode()[:-30], "a damaged file"),
     "a page": ("Annotations/7.xml", b"<html><body>404</body></html>", "no size/width"),
+    "entities": (
+        "Annotations/7.xml",
+        b'<!DOCTYPE a [<!ENTITY b "b">]><annotation>&b;</annotation>',
+        "entities of its own",
+    ),
     "no size": ("Annotations/7.xml", b"<annotation></annotation>", "no size/width"),
     "no name": ("Annotations/7.xml", xml([((), (1, 1, 5, 5))]).encode(), "an object without a name"),
     "empty name": ("Annotations/7.xml", xml([(("",), (1, 1, 5, 5))]).encode(), "an object without a name"),

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from itm_lab.cli import app
 from itm_utils import mining, scoring
 from itm_utils.data.batches import OfflinePairs, PairDataset, WordCaptions
-from itm_utils.data.offline import rank_probabilities
+from itm_utils.data.offline import FILES, rank_probabilities
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError
@@ -262,8 +262,11 @@ def test_killed_again_and_again_the_lists_are_the_same_bytes(
     monkeypatch.setattr(Counting, "score", lambda *a: (calls.append(1), score(*a))[1])
     lists = mine(*open_toy(toy_root), tmp_path / "killed", **SETTINGS)
     assert 0 < len(calls) < 10
-    for name in NAMES:
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "lists" / name).read_bytes()
+    for name in FILES:
+        path = Path(f"{name}.npy")
+        assert (tmp_path / "killed" / path).read_bytes() == (tmp_path / "lists" / path).read_bytes()
+    spent = [one.manifest.pop("seconds") for one in (lists, toy_lists)]
+    assert lists.manifest == toy_lists.manifest and min(spent) > 0
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == [".lock", *sorted(NAMES)]
     assert lists.fingerprint == toy_lists.fingerprint
 
@@ -293,6 +296,12 @@ def test_an_interrupted_call_goes_on_only_with_the_same_settings(
         with pytest.raises(ItmError, match=r"unfinished\.safetensors: found (weights|budget) = "):
             mine(changed, split, captions, tmp_path / "run", **settings)
     checkpoint = tmp_path / "run" / mining.STATE
+    known = read_checkpoint(checkpoint)
+    write_checkpoint(checkpoint, known.tensors, known.info | {"seconds": 1000.0})
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        interrupt(patched, 8)
+        mine(*open_toy(toy_root), tmp_path / "run", **SETTINGS)
+    assert read_checkpoint(checkpoint).info["seconds"] > 1000  # the time of all calls together
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     again = mine(*open_toy(toy_root), tmp_path / "run", **SETTINGS)
     assert "Mining begins again." in capsys.readouterr().out
@@ -536,6 +545,23 @@ def test_a_batch_brings_its_offline_negatives(offline_pairs: OfflinePairs, toy_p
     assert ids(offline_pairs.__getitems__(captions)) == ids(batch)  # what a loader calls
     assert len(batch.offline) == 4
     assert toy_pairs[captions].offline is None
+
+
+def test_what_a_loss_does_not_derive_is_not_loaded(
+    offline_pairs: OfflinePairs, toy_pairs: PairDataset, toy_lists: OfflineLists, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of the features; what is loaded is the same, and a run may go on whichever way it began."""
+    fewer = OfflinePairs(toy_pairs.split, toy_pairs.texts, toy_lists, seed=4, derived=False)
+    rows, read = [], type(toy_pairs.split).regions
+    monkeypatch.setattr(type(toy_pairs.split), "regions", lambda *given: rows.append(len(given[1])) or read(*given))
+    batches = [pairs[[7, 0, 199, 30]] for pairs in (offline_pairs, fewer)]
+    assert rows == [4] * 3 + [4] * 2
+    assert batches[1].offline.second is None and ids(batches[0])[2:4] == [
+        batches[1].offline.first.images.ids.tolist(),
+        batches[1].offline.first.texts.ids.tolist(),
+    ]
+    assert len(batches[1].to("meta")[1:3].offline) == 2
+    assert fewer.identity() == offline_pairs.identity()
 
 
 def test_offline_negatives_are_moved_and_cut_with_their_batch(offline_pairs: OfflinePairs) -> None:

@@ -17,6 +17,7 @@ from transformers import BertConfig, BertModel
 
 from itm_lab.parity.adapters.mmca import NAMES, load
 from itm_lab.parity.comparison import our_name
+from itm_lab.records.old_names import modern_parameters
 from itm_lab.records.parameters import declared_parameters
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, Scores, TextBatch, Texts, length_mask
@@ -33,6 +34,7 @@ from itm_utils.models.mmca import (
     apply_to_pairs,
     attend,
     build,
+    positive_pairs,
     sample_negatives,
     select_hardest,
     stages,
@@ -153,11 +155,14 @@ def slow_mean(vectors: Vectors) -> Tensor:
     return slow_unit_length(sum(vectors) / len(vectors))
 
 
-def slow_windows(w: Weights, cnn: str, tokens: Vectors) -> Tensor:
-    """Eq. 6 and the maximum after it; zeros fill up a caption that is shorter than a window."""
+def slow_windows(w: Weights, cnn: str, tokens: Vectors, full: bool = True) -> Tensor:
+    """Eq. 6 and the maximum after it; zeros fill up a caption that is shorter than a window.
+
+    full: only windows of real tokens count; else all n positions of section 3.3, zeros after the last token.
+    """
     best = []
     for window in (1, 2, 3):
-        filled = tokens + [torch.zeros_like(tokens[0])] * max(0, window - len(tokens))
+        filled = tokens + [torch.zeros_like(tokens[0])] * (max(0, window - len(tokens)) if full else window - 1)
         taps, bias = w[f"{cnn}.conv{window}.weight"], w[f"{cnn}.conv{window}.bias"]
         answers = []
         for k in range(len(filled) - window + 1):
@@ -296,12 +301,15 @@ def test_equation_7_the_caption_vector(w: Weights, width: int) -> None:
     torch.testing.assert_close(model().encode_texts(batch).pooled, expected, **EXACT)
 
 
+@pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("kind", [TextCNN, PairTextCNN])
 @pytest.mark.parametrize(("lengths", "width"), [(LENGTHS, 5), (LENGTHS, 9), ([1, 1], 1), ([2, 1], 2)])
-def test_equation_6_windows_and_their_gradients(kind: type[TextCNN], lengths: list[int], width: int) -> None:
-    """Both text CNNs: only windows of real tokens count; zeros fill up what is shorter than a window."""
+def test_equation_6_windows_and_their_gradients(
+    kind: type[TextCNN], lengths: list[int], width: int, full: bool
+) -> None:
+    """Both text CNNs: windows of real tokens, or one at each of the n tokens; zeros fill up what is missing."""
     torch.manual_seed(4)
-    cnn = kind(TOKEN_DIM, 5).double()
+    cnn = kind(TOKEN_DIM, 5, full).double()
     w = {f"cnn.conv{n}.{k}": v for n, conv in enumerate(cnn.convs, 1) for k, v in conv.named_parameters()}
     batch = text_batch(lengths, width=width)
     found = []
@@ -311,11 +319,25 @@ def test_equation_6_windows_and_their_gradients(kind: type[TextCNN], lengths: li
         if way == "class":
             answers = cnn(tokens, batch.mask)
         else:
-            answers = torch.stack([slow_windows(w, "cnn", list(x[:n])) for x, n in zip(tokens, lengths, strict=True)])
+            captions = [list(x[:n]) for x, n in zip(tokens, lengths, strict=True)]
+            answers = torch.stack([slow_windows(w, "cnn", caption, full) for caption in captions])
         (answers * torch.arange(answers.numel()).view_as(answers)).sum().backward()
         found.append([answers.detach(), tokens.grad, *(p.grad for p in cnn.parameters())])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, **EXACT)
+
+
+def test_a_window_at_every_token_sees_what_full_windows_do_not() -> None:
+    """A filter that answers to the last token in first place: only a window that starts there finds it."""
+    cnn = TextCNN(1, 1, full_windows=False)
+    tokens, mask = torch.tensor([[[0.0], [0.0], [1.0]]]), torch.ones(1, 3, dtype=torch.bool)
+    with torch.no_grad():
+        for conv in cnn.convs:
+            nn.init.zeros_(conv.weight)[..., 0] = 1
+            nn.init.zeros_(conv.bias)
+        assert cnn(tokens, mask).tolist() == [[1, 1, 1]]
+        cnn.full_windows = True
+        assert cnn(tokens, mask).tolist() == [[1, 0, 0]]
 
 
 def test_equations_8_to_10_both_sides_apart_are_the_sequence(w: Weights) -> None:
@@ -625,6 +647,27 @@ def test_one_vector_is_the_mean_of_the_real_regions(w: Weights) -> None:
     assert matcher.attention(*sides)["t2i"].weights.shape == (4, 5, 1)
 
 
+def test_filters_do_not_follow_the_width() -> None:
+    """Section 4.2 names 256 filters, whatever the width (M8); the tie is a number of filters like any other."""
+    for width, more, channels in ((64, {}, 256), (64, {"channels": 64}, 64), (512, {}, 256)):
+        matcher = MMCA(IMAGE_DIM, TOKEN_DIM, width=width, heads=2, **more)
+        for module in (matcher.self_attention, matcher.cross_attention):
+            assert [conv.out_channels for conv in module.text_cnn.convs] == [channels] * 3
+            assert module.text_proj.weight.shape == (width, 3 * channels)
+
+
+def test_windows_at_every_token_reach_both_text_cnns() -> None:
+    """The switch changes the first and the second score, and leaves the weights as they are."""
+    full, every = model(), model(full_windows=False)
+    assert not every.self_attention.text_cnn.full_windows and not every.cross_attention.text_cnn.full_windows
+    for parts in ("first", "cross"):
+        full.parts = every.parts = parts
+        scores = [matcher.score(*encode(matcher)).i2t for matcher in (full, every)]
+        assert (scores[0] - scores[1]).abs().max() > 1e-3
+    pairs, images_and_texts = every.score_pairs(*encode(every)).i2t, every.score(*encode(every)).i2t
+    torch.testing.assert_close(pairs, images_and_texts.diagonal(), **EXACT)
+
+
 # ---------------------------------------------------------------- 4. selected pairs
 
 
@@ -721,18 +764,88 @@ def test_the_hardest_are_selected_in_each_direction_by_its_own_score() -> None:
     assert captions.tolist() != images.tolist()
 
 
+TWICE = [3, 1, 3, 2, 1, 3]  # images of a batch in which some stand more than once
+
+
+def same_images(ids: list[int] | None = None) -> PairBatch:
+    """Six pairs of a few images."""
+    batch = six_pairs()
+    return replace(batch, images=replace(batch.images, ids=torch.tensor(ids or TWICE)))
+
+
+def slow_loss_by_image(scores: Scores, ids: list[int], margin: float, hardest: bool) -> Tensor:
+    """Eq. 15 where every caption of an image is a positive of it."""
+    total = scores.i2t.new_zeros(())
+    for b, image in enumerate(ids):
+        others = [x for x, other in enumerate(ids) if other != image]
+        for costs in (
+            [margin - scores.i2t[b, b] + scores.i2t[b, x] for x in others],
+            [margin - scores.t2i[b, b] + scores.t2i[x, b] for x in others],
+        ):
+            total = total + sum(torch.relu(cost) for cost in ([max(costs)] if hardest and costs else costs))
+    return total
+
+
+@pytest.mark.parametrize("kind", ["mmca", "decoupled"])
+@pytest.mark.parametrize("hardest", [True, False])
+@pytest.mark.parametrize("ids", [TWICE, [0, 0, 0, 0, 0, 1], [4] * 6, [0, 1, 2, 3, 4, 5]])
+def test_captions_of_the_same_image_are_no_negatives_by_image(kind: str, hardest: bool, ids: list[int]) -> None:
+    """Loss and gradients are those of the loop over other images, for the hardest and for all negatives."""
+    matcher, batch = any_matcher(kind), same_images(ids)
+    sides = encode(matcher, batch.images, batch.texts)
+    expected = slow_loss_by_image(matcher.score(*sides), ids, 0.4, hardest)
+    expected = expected + sum(matcher.extra_losses(*sides, batch).values())
+    loss, _ = HardNegativeTripletLoss(0.4, hardest=hardest, negatives=0, by_image=True)(matcher, batch)
+    torch.testing.assert_close(loss, expected, **EXACT)
+    ours, reference = gradients(matcher, loss), {}
+    if expected.requires_grad:
+        reference = gradients(matcher, expected)
+    for name, value in ours.items():
+        torch.testing.assert_close(value, reference.get(name, torch.zeros_like(value)), **EXACT)
+
+
+def test_by_default_only_the_pair_itself_is_no_negative() -> None:
+    """As the paper writes it: another caption of the same image may be the hardest."""
+    matcher = any_matcher("mmca")
+    losses = [HardNegativeTripletLoss(0.4)(matcher, batch)[0] for batch in (six_pairs(), same_images([4] * 6))]
+    torch.testing.assert_close(*losses, rtol=0, atol=0)
+    assert losses[0] > 0
+    assert not HardNegativeTripletLoss(0.4, by_image=True)(matcher, same_images([4] * 6))[0] > 0
+
+
+@pytest.mark.parametrize("negatives", [1, 3])
+def test_random_pairs_by_image_stand_for_all_other_images(negatives: int) -> None:
+    """In the warm-up too: nothing of the same image is drawn, and the mean over draws is the loss over all others.
+
+    With three negatives per pair the pairs of image 3 have no more than that: all of them count, once.
+    """
+    matcher, batch = any_matcher("decoupled"), same_images()
+    objective = HardNegativeTripletLoss(0.4, warmup_epochs=1, negatives=negatives, by_image=True)
+    positive = positive_pairs(batch, by_image=True)
+    torch.manual_seed(10)
+    for _ in range(50):
+        for drawn, own in zip(sample_negatives(positive, negatives), (positive, positive.T), strict=True):
+            assert not own.gather(1, drawn).any()
+    with torch.no_grad():
+        scores = matcher.score(*encode(matcher, batch.images, batch.texts))
+        expected = slow_loss_by_image(scores, TWICE, 0.4, hardest=False) + matcher.one.pow(2).sum()
+        losses = torch.stack([objective(matcher, batch)[0] for _ in range(400)])
+    error = losses.std() / math.sqrt(len(losses))
+    assert error > 0 and (losses.mean() - expected).abs() < 4 * error
+
+
 def test_random_negatives_are_distinct_and_uniform() -> None:
     """Never the positive, none twice, every negative equally often, captions and images drawn apart."""
     torch.manual_seed(9)
     often, draws = torch.zeros(2, 6, 6), 2000
     for _ in range(draws):
-        selected = torch.stack(sample_negatives(6, 2))
+        selected = torch.stack(sample_negatives(torch.eye(6, dtype=torch.bool), 2))
         often.scatter_add_(2, selected, torch.ones_like(selected, dtype=torch.float32))
         assert (selected[..., 0] != selected[..., 1]).all()
     assert not often.diagonal(dim1=1, dim2=2).any()
     wrong = often[:, ~torch.eye(6, dtype=torch.bool)] / draws
     assert (wrong - 2 / 5).abs().max() < 5 * math.sqrt(0.4 * 0.6 / draws)
-    everyone = torch.stack(sample_negatives(6, 5))
+    everyone = torch.stack(sample_negatives(torch.eye(6, dtype=torch.bool), 5))
     assert all(sorted(row) == [x for x in range(6) if x != b] for way in everyone for b, row in enumerate(way.tolist()))
 
 
@@ -893,8 +1006,8 @@ def test_two_steps_at_the_papers_size() -> None:
         TextBatch(lengths=lengths, ids=torch.arange(4), features=states),
     )
     matcher = MMCA(2048)  # everything else is the paper's by default
-    settings = ("token_dim", "width", "dropout", "cross_weight", "parts", "blocks")
-    assert [matcher.config[name] for name in settings] == [768, 256, 0.0, 0.2, "both", "all"]
+    settings = ("token_dim", "width", "channels", "full_windows", "dropout", "cross_weight", "parts", "blocks")
+    assert [matcher.config[name] for name in settings] == [768, 256, 256, True, 0.0, 0.2, "both", "all"]
     assert (
         matcher.self_attention.transformer.attention.heads == matcher.cross_attention.transformer.attention.heads == 16
     )
@@ -1030,7 +1143,9 @@ def test_build_takes_the_chapters_parameters() -> None:
     parameters = chapter_parameters()
     matcher = build(parameters, 0, 11)
     assert matcher.config["image_dim"] == 11 and matcher.uses_cross_score
-    for name in ("token_dim", "width", "heads", "dropout", "cross_weight", "parts", "blocks", "one_vector"):
+    for name in ("token_dim", "width", "heads", "channels", "dropout", "cross_weight"):
+        assert matcher.config[name] == parameters[name]
+    for name in ("full_windows", "parts", "blocks", "one_vector"):
         assert matcher.config[name] == parameters[name]
     again = MMCA(**matcher.config)
     again.load_state_dict(matcher.state_dict())
@@ -1042,7 +1157,9 @@ def test_build_takes_the_chapters_parameters() -> None:
     torch.testing.assert_close(*scores, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("more", [{}, {"hardest": False, "negatives": 0, "budget_mb": 8, "margin": 0.1}])
+@pytest.mark.parametrize(
+    "more", [{}, {"hardest": False, "negatives": 0, "budget_mb": 8, "margin": 0.1, "by_image": True}]
+)
 def test_stages_are_one_training_with_the_chapters_objective(more: dict) -> None:
     """The objective takes every parameter of the loss, and the training is that of the parameters."""
     parameters = chapter_parameters() | more
@@ -1050,14 +1167,16 @@ def test_stages_are_one_training_with_the_chapters_objective(more: dict) -> None
     (stage,) = stages(parameters, matcher)
     assert stage.model is stage.validated is matcher and not stage.mines
     assert stage.config == train_config(parameters)
-    names = ("margin", "hardest", "warmup_epochs", "negatives")
+    names = ("margin", "hardest", "warmup_epochs", "negatives", "by_image")
     assert all(getattr(stage.objective, name) == parameters[name] for name in names)
     assert stage.objective.budget == parameters["budget_mb"] * 2**20
 
 
-@pytest.mark.parametrize("name", ["parts", "blocks", "one_vector"])
-def test_build_passes_every_switch_on(name: str) -> None:
-    value = {"parts": "cross", "blocks": "cross", "one_vector": True}[name]
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("parts", "cross"), ("blocks", "cross"), ("one_vector", True), ("full_windows", False), ("channels", 5)],
+)
+def test_build_passes_every_switch_on(name: str, value: object) -> None:
     assert build(chapter_parameters() | {name: value}, 0, 11).config[name] == value
 
 
@@ -1071,3 +1190,10 @@ def test_attention_has_gradients_where_captions_are_padded(way: str) -> None:
     attention.weights.square().sum().backward()
     assert all(p.grad.isfinite().all() for p in matcher.parameters() if p.grad is not None)
     assert not attention.weights[(~attention.key_mask)[:, None].expand_as(attention.weights)].any()
+
+
+def test_older_runs_had_as_many_filters_as_their_width() -> None:
+    """A receipt from before there was a choice says what it did; one that names its filters keeps them."""
+    assert modern_parameters("08_mmca", {"width": 16})["channels"] == 16
+    named = {"width": 16, "channels": 64, "full_windows": False, "by_image": True}
+    assert modern_parameters("08_mmca", named) == named

@@ -10,6 +10,7 @@ import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from itm_lab.data.opening import VALIDATION_IMAGES
 from itm_lab.data.registry import KNOWN
 from itm_lab.experiments.cost import (
     BERT_TOKEN,
@@ -31,7 +32,7 @@ from itm_lab.experiments.cost import (
     stage_costs,
 )
 from itm_lab.experiments.plan import plan
-from itm_lab.experiments.runner import Job
+from itm_lab.experiments.runner import Facts, Job
 from itm_utils.scoring import BATCH as BLOCK
 from itm_utils.scoring import BUDGET
 from itm_utils.training import Stage
@@ -182,6 +183,38 @@ def test_two_stages_are_counted_each_and_the_second_is_validated_with_the_first(
     assert disk(job, SIZES, [intra, inter]) == 9 * (intra.weights + inter.weights) + states + scores
 
 
+SHORT = ["batch_size=5", "epochs=3", "inter_batch_size=4", "inter_epochs=2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "steps"),
+    [
+        ("dcpa/scenes/two_stages", SHORT, 3 * 10 + 2 * 12),
+        ("dcpa/scenes/intra", SHORT, 3 * 10),
+        ("dcpa/scenes/joint", SHORT, (2 + round(3 * 4 / 5)) * 12),
+        ("dcpa/scenes/quarter_data", SHORT, 3 * 2 + 2 * 3),  # of twelve captions
+        ("aoq/scenes/vsrn_adapoffquin", [*SMALL, *LISTS], 2 * 10 + 3 * 12),
+        *((name, ["batch_size=4", "epochs=3"], 3 * 12) for name in ("scan/scenes/t2i_avg", "mmca/scenes/full")),
+    ],
+)
+def test_the_bar_counts_the_steps_of_every_stage(name: str, changes: list[str], steps: int) -> None:
+    """Of 50 captions, as the chapter's own stages have them."""
+    job = job_of(name, *changes)
+    vars(job)["facts"] = Facts(50, {}, 10)
+    assert job.steps == steps
+
+
+def test_the_bar_adds_up_what_the_stages_have_done(tmp_path: Path) -> None:
+    """A line that is being written does not count yet."""
+    job = job_of("dcpa/scenes/two_stages")
+    job.parameters["run_dir"] = str(tmp_path)
+    assert job.steps_done() == 0
+    for stage, lines in (("intra", '{"step": 7}\n{"step": 30}\n'), ("inter", '{"step": 4}\n{"st')):
+        (tmp_path / stage).mkdir()
+        (tmp_path / stage / "log.jsonl").write_text(lines, encoding="utf-8")
+    assert job.steps_done() == 34
+
+
 def test_mining_scores_every_pair_of_the_training_set() -> None:
     job = job_of("aoq/f30k/vsrn_adapoffquin", *SMALL, *LISTS)
     miner, final = parts_of(job)
@@ -215,7 +248,8 @@ def test_published_sizes_are_those_of_the_package(name: str) -> None:
     known, sizes = KNOWN[name].images, PUBLISHED[name]
     test = "testall" if "testall" in known else "test"
     found = {"train": sizes.images, "dev": sizes.dev_images, test: sizes.test_images}
-    assert found == {split: min(known[split]) for split in found}
+    expected = {split: min(known[split]) for split in found}
+    assert found == expected | {"dev": min(VALIDATION_IMAGES, expected["dev"])}
     counted = (sizes.captions, sizes.dev_captions, sizes.test_captions)
     assert counted == tuple(5 * images for images in found.values())
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from itm_lab.records.receipts import check_receipt, make_receipt, read_receipt, write_receipt
+from itm_lab.records.receipts import (
+    LARGEST_RANKS,
+    check_receipt,
+    make_receipt,
+    read_evidence,
+    read_receipt,
+    write_receipt,
+)
 from itm_utils.errors import ItmError
 
 
@@ -33,6 +41,15 @@ def test_round_trip(tmp_path: Path) -> None:
     assert content["metrics"]["rsum"] == {"value": 300.0, "low": 290.0, "high": 310.0}
     assert content["models"] == 1
     assert content["run"]["versions"]["torch"] != "not installed"
+
+
+def test_curves_are_lists_of_numbers_and_only_there_if_given(tmp_path: Path) -> None:
+    curves = {"attention": {"threshold": [0.0, 0.1], "recall_iou_04": [100, 62.5]}}
+    assert read_receipt(write_receipt(receipt(curves=curves), tmp_path))["curves"] == curves
+    assert "curves" not in receipt()
+    for wrong in ({"attention": [1.0]}, {"attention": {"recall": ["high"]}}):
+        with pytest.raises(ItmError, match=r"curves\.attention"):
+            receipt(curves=wrong)
 
 
 def test_the_same_result_may_be_written_again_another_may_not(tmp_path: Path) -> None:
@@ -73,6 +90,14 @@ def test_files_that_are_no_receipt(tmp_path: Path) -> None:
     path.write_text(json.dumps(receipt() | {"extra": 1}))
     with pytest.raises(ItmError, match=r"r\.json.*extra"):
         read_receipt(path)
+
+
+def test_ranks_that_unpack_to_too_much_are_refused(tmp_path: Path) -> None:
+    """A hundred kilobytes of zeros on disk."""
+    zeros = np.zeros(LARGEST_RANKS // 8, dtype=np.int64)
+    np.savez_compressed(tmp_path / "r.npz", i2t=zeros, t2i=zeros[:10], owner=zeros[:10])
+    with pytest.raises(ItmError, match=r"r\.npz: found no ranks \(67,.+ bytes when unpacked, more than 67,108,864\)"):
+        read_evidence(tmp_path / "r.json")
 
 
 def test_an_unwritable_folder(tmp_path: Path) -> None:

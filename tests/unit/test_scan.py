@@ -110,6 +110,22 @@ def test_given_pairs_are_the_diagonal_and_attention_sums_to_one(direction: str) 
     assert texts.local.grad.isfinite().all() and texts.local.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize(("direction", "first_norm", "pooling"), OPTIONS)
+def test_masks_with_holes_are_those_without(direction: str, first_norm: str, pooling: str) -> None:
+    """All pairs and given ones; with lengths, without them, and with real words scattered among padding."""
+    regions, region_mask, words, word_mask = ragged()
+    images, texts = Images(local=regions, mask=region_mask), Texts(local=words[2:], mask=word_mask[2:])
+    scattered = torch.randperm(6, generator=torch.Generator().manual_seed(4))
+    holes = Texts(local=texts.local[:, scattered], mask=texts.mask[:, scattered])
+    known = Texts(local=texts.local, mask=texts.mask, lengths=texts.mask.sum(dim=1))
+    assert not holes.mask.sort(dim=1, descending=True).values.equal(holes.mask)  # there are holes
+    matcher = model(direction, first_norm, pooling)
+    expected = matcher.score(images, texts).i2t
+    for side in (holes, known):
+        torch.testing.assert_close(matcher.score(images, side).i2t, expected)
+        torch.testing.assert_close(matcher.score_pairs(images, side).i2t, expected.diagonal())
+
+
 def batch_of(lengths: list[int], seed: int = 0) -> TextBatch:
     words = torch.randint(4, 12, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
     sizes = torch.tensor(lengths)

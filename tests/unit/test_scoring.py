@@ -28,7 +28,8 @@ class WordsLookAtRegions(Matcher):
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         words = self.word_embedding(batch.words)
-        return Texts(local=words, mask=batch.mask, extra_local={"positions": torch.cumsum(batch.mask, dim=1)})
+        positions = torch.cumsum(batch.mask, dim=1)
+        return Texts(local=words, mask=batch.mask, extra_local={"positions": positions}, lengths=batch.lengths)
 
     def score(self, images: Images, texts: Texts) -> Scores:
         dots = torch.einsum("ird,cwd->icrw", images.local, texts.local)
@@ -94,12 +95,18 @@ def test_trim_drops_common_padding_everywhere(scored) -> None:
 
 def test_trim_keeps_real_words_behind_masked_ones_and_leaves_whole_items_alone() -> None:
     mask = torch.tensor([[False, True, True, True, False], [False, True, False, False, False]])
-    texts = Texts(local=torch.rand(2, 5, 3), mask=mask, extra={"gate": torch.rand(2, 5)})
+    texts = Texts(local=torch.rand(2, 5, 3), mask=mask, extra={"gate": torch.rand(2, 5)}, lengths=torch.tensor([4, 2]))
     trimmed = trim(texts)
     assert trimmed.mask.sum() == mask.sum()
     assert trimmed.local.shape == (2, 4, 3)
     assert trimmed.extra["gate"].shape == (2, 5)
-    assert trim(Texts(local=torch.rand(1, 3, 2), mask=torch.zeros(1, 3, dtype=torch.bool))).local.shape == (1, 1, 2)
+    assert trim(
+        Texts(
+            local=torch.rand(1, 3, 2),
+            mask=torch.zeros(1, 3, dtype=torch.bool),
+            lengths=torch.zeros(1, dtype=torch.long),
+        )
+    ).local.shape == (1, 1, 2)
 
 
 def test_models_that_leave_something_out_say_so() -> None:

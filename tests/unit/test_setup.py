@@ -81,3 +81,23 @@ def test_no_pickle_and_no_machine_paths_in_what_is_committed() -> None:
             text = path.read_text(encoding="utf-8")
             found = pickle.search(text) or ("tests" not in path.parts and machine.search(text))
             assert not found, f"{path.relative_to(ROOT)}: {found.group()}"
+
+
+def test_a_python_that_does_not_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    command = ["make", "install", "PYTHON=/bin/false", f"VENV={tmp_path / 'venv'}"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    first, *others = run.stderr.splitlines()
+    assert first == "PYTHON=/bin/false does not run: give a Python of 3.11 or later"
+    assert len(others) == 1 and others[0].startswith("make: ***") and not run.stdout
+
+
+def test_cleaning_leaves_runs_alone(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
+    kept = [tmp_path / "runs/scan/__pycache__/a.pyc", tmp_path / "receipts/__pycache__/b.pyc"]
+    folders = [tmp_path / name for name in ("benchmarks", "book", "itm_lab", "itm_utils", "notebooks", "tests")]
+    gone = [tmp_path / "_build/x", *(folder / "__pycache__/c.pyc" for folder in folders)]
+    for path in (*kept, *gone):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    subprocess.run(["make", "clean"], cwd=tmp_path, check=True)
+    assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, TextBatch, Texts, length_mask
 from itm_utils.models import sgraf
-from itm_utils.models.sgraf import HEADS, SGRAF, GateBatchNorm, SelfAttentionPool, build, score_by_loop, stages
+from itm_utils.models.sgraf import (
+    HEADS,
+    SGRAF,
+    GateBatchNorm,
+    MaskedBatchNorm,
+    SelfAttentionPool,
+    build,
+    score_by_loop,
+    stages,
+)
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.scoring import score_all
 
@@ -190,6 +199,32 @@ def test_padding_does_not_enter_the_statistics() -> None:
     pooling.local_norm.momentum = 1.0
     pooling(regions, mask)
     torch.testing.assert_close(pooling.local_norm.running_mean, expected.mean(dim=0).detach())
+
+
+def test_masked_statistics_are_those_of_the_real_rows() -> None:
+    """Values, running statistics and gradients, as PyTorch computes them without padding."""
+    torch.manual_seed(0)
+    ours, plain = MaskedBatchNorm(6).double(), nn.BatchNorm1d(6).double()
+    regions, mask = torch.randn(3, 4, 6).double(), length_mask(torch.tensor([4, 2, 1]), 4)
+    spread, found = torch.randn(7, 6).double(), []
+    for norm in (ours, plain):
+        x = regions.clone().requires_grad_()
+        rows = ours(x, mask)[mask] if norm is ours else plain(x[mask])
+        (rows * spread).sum().backward()
+        found.append([rows.detach(), x.grad, norm.running_mean, norm.running_var, norm.weight.grad])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_training_keeps_no_differences(head: str) -> None:
+    """Nothing of the size of all attended features waits for the backward pass."""
+    matcher = model(head, width=50).train()
+    images, texts = encode(matcher, image_batch((4, 4, 4)), text_batch())
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        matcher.score(images, texts)
+    assert kept and max(kept) < len(images) * sum(LENGTHS) * 50
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (4, 2)])

@@ -10,7 +10,7 @@ import torch
 
 from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
-from itm_utils.matcher import ImageBatch, Scores, TextBatch
+from itm_utils.matcher import ImageBatch, PairBatch, Scores, TextBatch
 from itm_utils.models import vsepp
 from itm_utils.models.vsepp import VSEPP, HingeTriplet, hinge_loss, l2_normalize, order_scores
 
@@ -38,11 +38,14 @@ def texts(*captions: list[int]) -> TextBatch:
     return TextBatch(lengths=torch.tensor([len(ids) for ids in captions]), ids=torch.arange(len(words)), words=words)
 
 
-def slow_hinge(i2t: torch.Tensor, t2i: torch.Tensor, margin: float, hardest: bool) -> torch.Tensor:
-    """One query at a time, as one would explain it on a blackboard."""
+def slow_hinge(
+    i2t: torch.Tensor, t2i: torch.Tensor, margin: float, hardest: bool, of: list[int] | None = None
+) -> torch.Tensor:
+    """One query at a time, as one would explain it on a blackboard. of: image of each pair, all different by default."""
     total = torch.zeros((), dtype=i2t.dtype)
+    of = of or list(range(len(i2t)))
     for b in range(len(i2t)):
-        others = [k for k in range(len(i2t)) if k != b]
+        others = [k for k in range(len(i2t)) if of[k] != of[b]]
         captions = [(margin - i2t[b, b] + i2t[b, c]).clamp(min=0) for c in others]
         pictures = [(margin - t2i[b, b] + t2i[i, b]).clamp(min=0) for i in others]
         for violations in (captions, pictures):
@@ -60,6 +63,26 @@ def test_hinge_is_the_slow_loop_with_its_gradients(hardest: bool, decoupled: boo
     fast, slow = hinge_loss(Scores(i2t, t2i), 0.2, hardest), slow_hinge(i2t, t2i, 0.2, hardest)
     torch.testing.assert_close(fast, slow)
     torch.testing.assert_close(torch.autograd.grad(fast, inputs), torch.autograd.grad(slow, inputs))
+
+
+@pytest.mark.parametrize("hardest", [False, True])
+def test_other_captions_of_an_image_are_no_negatives_on_request(hardest: bool) -> None:
+    rng = np.random.default_rng(4)
+    i2t, t2i = torch.tensor(rng.normal(scale=0.3, size=(2, 6, 6)), requires_grad=True)
+    of = torch.tensor([0, 1, 2, 1, 3, 1])
+    fast = hinge_loss(Scores(i2t, t2i), 0.2, hardest, of[:, None] == of)
+    slow = slow_hinge(i2t, t2i, 0.2, hardest, of.tolist())
+    torch.testing.assert_close(fast, slow)
+    torch.testing.assert_close(torch.autograd.grad(fast, (i2t, t2i)), torch.autograd.grad(slow, (i2t, t2i)))
+
+
+@pytest.mark.parametrize("hardest", [False, True])
+def test_two_captions_of_one_image_cost_nothing_if_the_objective_counts_by_image(hardest: bool) -> None:
+    """A constant score: every negative costs the margin, four times 0.2 for two pairs."""
+    same = images(torch.ones(2, 1, 4))
+    batch = PairBatch(replace(same, ids=torch.tensor([7, 7])), texts([1, 5, 2], [1, 5, 2]))
+    by_pair, by_image = (HingeTriplet(0.2, hardest, by_image=way)(build(), batch)[0] for way in (False, True))
+    assert by_pair.item() == pytest.approx(0.8) and by_image.item() == 0
 
 
 def test_hinge_of_one_pair_is_zero_and_of_a_rectangle_an_error() -> None:

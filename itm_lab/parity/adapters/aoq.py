@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from itm_lab.parity.adapters import bfan, vsrn
-from itm_lab.parity.comparison import Arrays, Table, batches, our_name
+from itm_lab.parity.comparison import DEVICE, Arrays, Table, batches, our_name, to_device
 from itm_utils.data.precomp import open_split
 from itm_utils.matcher import ImageBatch, Images, Matcher, OfflineNegatives, PairBatch, Scores, TextBatch, Texts
 from itm_utils.mining import OfflineLists, draw_offline, mine
@@ -28,7 +28,7 @@ from itm_utils.models.aoq import (
     OfflineLoss,
     OfflineScores,
     adaptive_weight,
-    encode,
+    encode_with_offline,
     gather_scores,
     hardest_negatives,
     hinge,
@@ -38,6 +38,7 @@ from itm_utils.models.aoq import (
     select_pairs,
 )
 from itm_utils.models.vsepp import GlobalEmbeddingMixin
+from itm_utils.scoring import trim
 
 About = Mapping[str, Any]
 Tensors = Mapping[str, Tensor]
@@ -63,7 +64,7 @@ def compare_case(table: Table, about: About, arrays: Arrays) -> bool:
     """Compare one case, of whichever kind it is."""
     if "in.S" in arrays:
         names = ("S", *OFFLINE)
-        scores = {name: torch.from_numpy(arrays[f"in.{name}"]).requires_grad_() for name in names}
+        scores = {name: to_device(arrays[f"in.{name}"]).requires_grad_() for name in names}
         compare_losses(table, about, arrays, scores, scores)
         compare_terms(table, about, arrays, scores)
         if "in.image_id" in arrays:
@@ -89,7 +90,11 @@ def loss_config(options: About, name: str) -> LossConfig:
 
 def positive_pairs(options: About, arrays: Arrays, size: int) -> Tensor:
     """(b, b): positives of a case, by image ids or the diagonal alone."""
-    ids = torch.from_numpy(arrays["in.image_id"]) if options.get("mask") == "image_id" else torch.arange(size)
+    ids = (
+        to_device(arrays["in.image_id"])
+        if options.get("mask") == "image_id"
+        else torch.arange(size, device=DEVICE.get())
+    )
     return ids[:, None] == ids
 
 
@@ -133,7 +138,7 @@ def compare_terms(table: Table, about: About, arrays: Arrays, tensors: Tensors) 
 
 def compare_hardest(table: Table, about: About, arrays: Arrays) -> None:
     """Compare the hardest negatives, and which derived pairs of a batch are skipped as positives."""
-    scores = Scores.same(torch.from_numpy(arrays["in.S"]))
+    scores = Scores.same(to_device(arrays["in.S"]))
     positive = positive_pairs(about["options"], arrays, len(scores))
     captions, images = hardest_negatives(scores, positive)
 
@@ -153,7 +158,7 @@ def compare_hardest(table: Table, about: About, arrays: Arrays) -> None:
 def compare_embeddings(table: Table, about: About, arrays: Arrays) -> None:
     """Compare scores, loss and gradients from unit vectors of images (im) and captions (s)."""
     names = [f"{side}{which}" for side in ("im", "s") for which in ("", "_off", "_off2")]
-    leaves = {name: torch.from_numpy(arrays[f"in.{name}"]).requires_grad_() for name in names}
+    leaves = {name: to_device(arrays[f"in.{name}"]).requires_grad_() for name in names}
     pairs = (("im", "s_off"), ("im_off", "s"), ("im_off", "s_off"), ("im_off2", "s_off2"))
     scores = {"S": leaves["im"] @ leaves["s"].T}
     for name, (image, caption) in zip(OFFLINE, pairs, strict=True):
@@ -165,14 +170,15 @@ def compare_embeddings(table: Table, about: About, arrays: Arrays) -> None:
 
 def compare_model(table: Table, about: About, arrays: Arrays) -> None:
     """Compare a public model under this loss, in evaluation and in training mode."""
-    weights = {name[2:]: torch.from_numpy(value) for name, value in arrays.items() if name.startswith("w.")}
+    weights = {name[2:]: to_device(value) for name, value in arrays.items() if name.startswith("w.")}
     adapter = bfan if "focal_type" in about["options"] else vsrn
     model = adapter.load(weights, about["options"]).eval()
     config = loss_config(about["options"], "AdapOffQuin")
     objective = OfflineLoss(config, by_image=about["options"].get("mask") == "image_id")
     batch = pair_batch(arrays)
-    images, texts = encode(model, batch)
-    offline = offline_scores(model, images, texts, batch, config)
+    images, texts = encode_with_offline(model, batch, config)
+    offline = offline_scores(model, images, texts, len(batch), config)
+    images, texts = images[: len(batch)], trim(texts[: len(batch)])
     scores = model.score(images, texts).i2t
     found = {"mid.S": scores, "out.sims": scores, "mid.img_emb": images.local, "mid.words": texts.local}
     found |= {f"mid.{name}": value for name, value in zip(OFFLINE, offline or (), strict=True)}

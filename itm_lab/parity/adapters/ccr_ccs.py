@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from itm_lab.parity.comparison import Arrays, Table
+from itm_lab.parity.comparison import Arrays, Table, to_device
 from itm_utils.matcher import Attention, Images, Texts, length_mask
 from itm_utils.models import ccr_ccs
 from itm_utils.models.scan import attend, pair_attention
@@ -33,7 +33,7 @@ def compare_direction(table: Table, direction: str, about: Mapping[str, Any], ar
     """Compare one direction ("" for given weights); return the sum of each term."""
     dot = f"{direction}." if direction else ""
     attention, inputs = case_attention(direction, about, arrays)
-    sampled = torch.stack([torch.from_numpy(arrays[f"in.{dot}{name}"]) for name in ("query", "neg_query")], dim=1)
+    sampled = torch.stack([to_device(arrays[f"in.{dot}{name}"]) for name in ("query", "neg_query")], dim=1)
     for name, value in intermediate_values(attention, sampled).items():
         if (key := f"mid.{dot}{name}") in arrays:
             table.add("values", key, value, arrays[key])
@@ -54,9 +54,9 @@ def case_attention(direction: str, about: Mapping[str, Any], arrays: Arrays) -> 
     """The attention of a case, and the inputs whose gradients it stores."""
     names = ("regions", "words") if direction else ("weights", "queries", "keys")
     counts = ("n_regions", "lengths") if direction else ("n_queries", "n_keys")
-    inputs = {name: torch.from_numpy(arrays[f"in.{name}"]).double().requires_grad_() for name in names}
+    inputs = {name: to_device(arrays[f"in.{name}"]).double().requires_grad_() for name in names}
     sides = list(inputs.values())[-2:]
-    lengths = (torch.from_numpy(arrays[f"in.{name}"]) for name in counts)
+    lengths = (to_device(arrays[f"in.{name}"]) for name in counts)
     masks = [length_mask(n, side.shape[1]) for n, side in zip(lengths, sides, strict=True)]
     if not direction:
         return Attention(inputs["weights"], *sides, *masks), inputs

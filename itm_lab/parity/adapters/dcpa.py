@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from itm_lab.parity.comparison import Arrays, Table, batches, compare_gradients, load_public
+from itm_lab.parity.comparison import Arrays, Table, batches, compare_gradients, load_public, to_device
 from itm_utils.matcher import Images, Scores, Texts
 from itm_utils.models.dcpa import DCPA, decode_pairs
 from itm_utils.models.vsepp import hinge_loss, l2_normalize
@@ -68,7 +68,7 @@ def load(state_dict: Mapping[str, Tensor], options: Mapping[str, Any]) -> DCPA:
 
 def compare_case(table: Table, about: Mapping[str, Any], arrays: Arrays) -> bool:
     """One reference case: vectors, attention weights, scores with every switch, losses, gradients."""
-    weights = {k[2:]: torch.from_numpy(v) for k, v in arrays.items() if k[:2] == "w."}
+    weights = {k[2:]: to_device(v) for k, v in arrays.items() if k[:2] == "w."}
     model = load(weights, about["options"]).eval()
     image_batch, text_batch = batches(arrays)
     images, texts = model.encode_images(image_batch), model.encode_texts(text_batch)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from itm_lab.parity.comparison import Arrays, Table, all_scores, batches, compare_gradients, load_public
+from itm_lab.parity.comparison import Arrays, Table, all_scores, batches, compare_gradients, load_public, to_device
 from itm_utils.matcher import Scores
 from itm_utils.models.mmca import MMCA
 from itm_utils.models.vsepp import hinge_loss
@@ -44,6 +44,7 @@ def load(state_dict: Mapping[str, Tensor], options: Mapping[str, Any]) -> MMCA:
         width=width,
         heads=options["h"],
         feed_forward=len(state_dict["cross_unit.ffn1.weight"]),
+        channels=len(state_dict["text_cnn0.conv1.weight"]),
         cross_weight=options["alpha"],
     )
     return load_public(model, state_dict, NAMES)
@@ -69,7 +70,7 @@ def values(model: MMCA, arrays: Arrays) -> dict[str, Tensor]:
 
 def compare_case(table: Table, about: Mapping[str, Any], arrays: Arrays) -> bool:
     """Compare vectors, attention, scores and losses at several weights of the second score, and gradients."""
-    weights = {k[2:]: torch.from_numpy(v) for k, v in arrays.items() if k[:2] == "w."}
+    weights = {k[2:]: to_device(v) for k, v in arrays.items() if k[:2] == "w."}
     model = load(weights, about["options"]).eval()
     for name, value in values(model, arrays).items():
         table.add("values", name, value, arrays[name])

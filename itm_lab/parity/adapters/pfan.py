@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from itm_lab.parity.adapters import scan
-from itm_lab.parity.comparison import Arrays, Table, batches, load_public
+from itm_lab.parity.comparison import Arrays, Table, batches, load_public, to_device
 from itm_utils.errors import input_error
 from itm_utils.models.pfan import PFAN, block_overlaps, block_weights, grid_corners, read_blocks, top_blocks
 
@@ -63,18 +63,18 @@ def compare_case(table: Table, about: Mapping[str, Any], arrays: Arrays) -> bool
     if "out.block_index" not in arrays:
         return False
     grid, top = about["split_size"], about["topn"]
-    boxes = torch.from_numpy(arrays["in.boxes_norm_xyxy"])[None]
-    sizes = torch.ones(1, 2)
+    boxes = to_device(arrays["in.boxes_norm_xyxy"])[None]
+    sizes = torch.ones(1, 2, device=boxes.device)
     area = block_overlaps(*grid_corners(boxes, sizes, grid), grid)[0] / grid**2
     table.add("values", "mid.block_overlap_area", area, arrays["mid.block_overlap_area"])
     (ours,), (share,) = top_blocks(boxes, sizes, grid, top)
-    theirs = torch.from_numpy(arrays["out.block_index"])
-    weight = torch.from_numpy(arrays["out.block_weight"])
+    theirs = to_device(arrays["out.block_index"])
+    weight = to_device(arrays["out.block_weight"])
     in_order = weight.sort(dim=-1, descending=True).values
     table.add("values", "out.block_weight", share, in_order)
     # Block by block, where the public choice is not one among equals.
-    clear = torch.from_numpy(arrays["out.selection_is_tied"]) == 0
-    zeros = torch.zeros(len(theirs), grid * grid + 1)
+    clear = to_device(arrays["out.selection_is_tied"]) == 0
+    zeros = torch.zeros(len(theirs), grid * grid + 1, device=boxes.device)
     dense = zeros.scatter_add(1, ours, share), zeros.scatter_add(1, theirs, weight)
     table.add("values", "out.block_index", dense[0][clear], dense[1][clear])
     return True

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from itm_lab.parity.comparison import Arrays, Table, batches, load_public, our_name
+from itm_lab.parity.comparison import Arrays, Table, batches, load_public, our_name, to_device
 from itm_utils.errors import input_error
 from itm_utils.matcher import PairBatch, TextBatch, Texts
 from itm_utils.models.keeping_score import masked_mean
@@ -156,7 +156,7 @@ def load(state_dict: Mapping[str, Tensor], options: Mapping[str, Any]) -> Public
 def load_case(about: Mapping[str, Any], arrays: Arrays) -> PublicSAEM:
     """The model of a reference case."""
     files = {name: about[name] for name in ("trans_cfg", "bert_config")}
-    weights = {name[2:]: torch.from_numpy(array) for name, array in arrays.items() if name.startswith("w.")}
+    weights = {name[2:]: to_device(array) for name, array in arrays.items() if name.startswith("w.")}
     return load(weights, {**about["options"], **files})
 
 
@@ -276,7 +276,7 @@ def compare_gradients(table: Table, model: SAEM, arrays: Arrays, prefix: str, lo
     ours = dict(model.named_parameters())
     for key in (key for key in arrays if key.startswith(prefix)):
         gradient = ours[our_name(NAMES, key.removeprefix(prefix))].grad
-        theirs = our_layout(torch.from_numpy(arrays[key]))
+        theirs = our_layout(to_device(arrays[key]))
         scale = arrays.get(key.replace("key.bias", "key.weight"), arrays[key])
         scale = max(abs(scale).max(), 1e-6)
         table.add("gradients", key, gradient / scale, theirs / scale)
@@ -300,6 +300,6 @@ def compare_steps(table: Table, model: SAEM, arrays: Arrays, learning_rate: floa
         table.add("after five steps", key, numbers, arrays[key], relative=True)
     ours = dict(model.named_parameters())
     for key in (key for key in arrays if key.startswith("out.after.")):
-        theirs = our_layout(torch.from_numpy(arrays[key]))
+        theirs = our_layout(to_device(arrays[key]))
         value = ours[our_name(NAMES, key.removeprefix("out.after."))]
         table.add("after five steps", key, value, theirs, relative=True)

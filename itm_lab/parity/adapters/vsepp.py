@@ -9,8 +9,9 @@ from torch import Tensor
 
 from itm_lab.parity.comparison import Arrays, batches, load_public
 from itm_utils.errors import input_error
+from itm_utils.matcher import TextBatch
 from itm_utils.models.keeping_score import masked_mean
-from itm_utils.models.vsepp import VSEPP
+from itm_utils.models.vsepp import VSEPP, GRUTextEncoder
 
 NAMES = {
     "img_enc.fc": "image_proj",
@@ -52,7 +53,12 @@ def values(model: VSEPP, arrays: Arrays) -> dict[str, Tensor]:
     found = {
         "mid.img_fc": model.image_proj(masked_mean(images.regions, images.mask)),
         "mid.img_emb": model.encode_images(images).pooled,
-        "mid.gru_states": model.text_encoder.states(texts) * texts.mask[..., None],
+        "mid.gru_states": gru_states(model.text_encoder, texts),
         "mid.cap_emb": model.encode_texts(texts).pooled,
     }
     return {name: value for name, value in found.items() if name in arrays}
+
+
+def gru_states(encoder: GRUTextEncoder, texts: TextBatch) -> Tensor:
+    """GRU state after each word (c, w, d); zero at padding."""
+    return encoder.gru(encoder.word_embedding(texts.words))[0] * texts.mask[..., None]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from itm_lab.parity.adapters import vsepp
-from itm_lab.parity.comparison import Arrays, Table, batches, compare_metrics, load_public, our_name
+from itm_lab.parity.comparison import Arrays, Table, batches, compare_metrics, load_public, our_name, to_device
 from itm_utils.errors import input_error
 from itm_utils.matcher import PairBatch, Scores
 from itm_utils.metrics import ensemble
@@ -85,11 +85,11 @@ def values(model: VSRN, arrays: Arrays) -> dict[str, Tensor]:
         found[f"mid.gcn{n + 1}"] = regions = step(regions, images.mask)
     found["mid.regions"] = regions = normalize_regions(regions, reasoning.norm_axis)
     found["mid.img_gru_last"] = encode_regions(model.region_gru, regions, images.mask)[2]
-    found["mid.words"] = model.text_encoder.states(texts) * texts.mask[..., None]
+    found["mid.words"] = vsepp.gru_states(model.text_encoder, texts)
     found["out.img_emb"] = model.encode_images(images).pooled
     found["out.cap_emb"] = model.encode_texts(texts).pooled
     if model.caption_decoder is not None and "in.caption_labels" in arrays:
-        tokens = torch.from_numpy(arrays["in.caption_labels"])[:1, : model.max_len - 1]
+        tokens = to_device(arrays["in.caption_labels"])[:1, : model.max_len - 1]
         logits = model.caption_decoder(regions[:1], images.mask[:1], tokens)
         found["mid.regions_caption_logprobs0"] = logits[0].log_softmax(dim=-1)
     return {name: value for name, value in found.items() if name in arrays}
@@ -100,7 +100,7 @@ def compare_case(table: Table, about: Mapping[str, Any], arrays: Arrays) -> bool
     if "in.img_embs_a" in arrays:
         compare_ensemble(table, arrays)
         return True
-    weights = {name[2:]: torch.from_numpy(array) for name, array in arrays.items() if name.startswith("w.")}
+    weights = {name[2:]: to_device(array) for name, array in arrays.items() if name.startswith("w.")}
     model = load(weights, about["options"]).eval()
     margin = about["options"]["margin"]
     compare_losses(table, model, margin, arrays, "out.")

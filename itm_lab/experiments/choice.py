@@ -1,0 +1,148 @@
+"""The ``select`` of an experiment: settings that a search on dev chooses before the experiment itself runs.
+
+Every combination of the grid runs on dev, and the baseline as often, all with seeds that no table uses. Each setting is
+chosen by the mean of the runs that share it: the best single run is mostly a lucky one. The choice is recorded with the
+dev number of every run, below ``choices/`` of the chapter's receipts; where its record is, nothing is searched again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from itm_lab.experiments.experiment_files import Experiment, Select
+from itm_lab.experiments.runner import SEARCH_SEED, Job, expected_receipt, grid_jobs, make_jobs
+from itm_lab.records.parameters import settings_of
+from itm_lab.records.receipts import read_receipt
+from itm_utils.errors import input_error
+from itm_utils.files import write_json
+
+JUDGED_BY = "rsum"
+
+
+def chosen_setting(runs: Iterable[tuple[Mapping[str, Any], float]]) -> dict[str, Any]:
+    """The value of each setting with the highest mean over the runs that share it. runs: settings and result of each."""
+    runs = list(runs)
+    means = setting_means(runs)
+    return {name: max(values, key=lambda pair: pair[1])[0] for name, values in means.items()}
+
+
+def setting_means(runs: list[tuple[Mapping[str, Any], float]]) -> dict[str, list[tuple[Any, float]]]:
+    """Setting → (value, mean over the runs that share it) in the order of the runs."""
+    found: dict[str, list[tuple[Any, float]]] = {}
+    for name in runs[0][0]:
+        values = list(dict.fromkeys(given[name] for given, _ in runs))
+        found[name] = [(v, float(np.mean([number for given, number in runs if given[name] == v]))) for v in values]
+    return found
+
+
+class Selection(NamedTuple):
+    """The search that an experiment asks for. overrides: what the command changed, for every run."""
+
+    experiment: Experiment
+    baseline: Experiment
+    overrides: dict[str, Any]
+
+    def __str__(self) -> str:
+        searched, runs = ", ".join(self.select.grid), len(self.tried)
+        return f"{self.experiment.name}: {runs} runs on dev choose {searched}, beside {runs} of {self.baseline.name}"
+
+    @property
+    def select(self) -> Select:
+        assert self.experiment.select is not None
+        return self.experiment.select
+
+    @property
+    def tried(self) -> list[Job]:
+        """Every combination of the grid, each with seeds of its own. They are no members of an ensemble."""
+        single = replace(self.experiment, ensemble="")
+        return grid_jobs(single, self.select.grid, self.overrides, self.select.seeds)
+
+    @property
+    def baselines(self) -> list[Job]:
+        """As many runs of the baseline: it has nothing to choose, so its best one shows what choosing alone gives."""
+        seeds = list(range(SEARCH_SEED, SEARCH_SEED + len(self.tried)))
+        given = self.overrides | {"evaluate_on": "dev"}
+        if "run_dir" in given:  # named after the baseline, whose runs other searches share
+            given["run_dir"] = given["run_dir"].replace(self.experiment.name, self.baseline.name)
+        return make_jobs(replace(self.baseline, ensemble=""), seeds, given)
+
+    def path(self, results: Path) -> Path:
+        """Where the choice is recorded: one file per experiment, and per settings that a command changed."""
+        own = self.experiment.values(self.overrides)["variant"].removeprefix(self.experiment.values()["variant"])
+        name = self.experiment.name.replace("/", "_") + own.replace("/", "-").replace(" ", "-")
+        return results / self.experiment.chapter / "choices" / f"{name}.json"
+
+    def about(self) -> dict[str, Any]:
+        """What a recorded choice must share with this search."""
+        values = self.experiment.values(self.overrides)
+        given = {name: value for name, value in settings_of(values).items() if name not in self.select.grid}
+        select = {"grid": self.select.grid, "on": "dev", "seeds": self.select.seeds, "baseline": self.baseline.name}
+        folder = Path(values["dataset"]).name
+        return {"experiment": self.experiment.name, "data": folder, "select": select, "parameters": given}
+
+    def recorded(self, results: Path) -> dict[str, Any] | None:
+        """The settings that were chosen; None if there is no record. One of another search is an error."""
+        if not (path := self.path(results)).is_file():
+            return None
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            known = {name: record[name] for name in self.about()}
+            runs = [(run["setting"], run[JUDGED_BY]) for run in record["runs"]]
+            consistent = chosen_setting(runs) == record["chosen"]
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise input_error(path, f"no record of a choice ({error!r})", "what `itm run` wrote") from None
+        if not consistent:
+            raise input_error(path, "another choice than its runs give", "a record as `itm run` wrote it")
+        if differing := [name for name, value in self.about().items() if known[name] != value]:
+            hint = "Move it away, and the search runs again."
+            raise input_error(path, f"a choice with other {differing[0]}", "one of this very search", hint)
+        return record["chosen"]
+
+    def record(self, results: Path) -> str:
+        """Choose from the receipts of a finished search and write the record; returns a line that says what was chosen."""
+        tried, plain = ([self.result(job, results) for job in jobs] for jobs in (self.tried, self.baselines))
+        runs = [(run["setting"], run[JUDGED_BY]) for run in tried]
+        chosen = chosen_setting(runs)
+        means = {name: [list(pair) for pair in pairs] for name, pairs in setting_means(runs).items()}
+        dataset = self.tried[0].facts.identity
+        numbers = {"dataset": dataset, "chosen": chosen, "means": means, "runs": tried, "baseline_runs": plain}
+        path = self.path(results)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, self.about() | numbers)
+        best, most = (max(run[JUDGED_BY] for run in some) for some in (tried, plain))
+        takes = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        return (
+            f"{self.experiment.name} takes {takes} (dev rsum: best of {len(tried)} runs {best:.1f}, "
+            f"best of as many runs of {self.baseline.name} {most:.1f}); {path}"
+        )
+
+    def result(self, job: Job, results: Path) -> dict[str, Any]:
+        """What the record says of one run; the seal names its receipt."""
+        receipt = read_receipt(expected_receipt(job, results))
+        setting = {name: job.parameters[name] for name in self.select.grid}
+        return {
+            "seed": job.seed,
+            "setting": setting,
+            JUDGED_BY: receipt["metrics"][JUDGED_BY]["value"],
+            "seal": receipt["seal"],
+        }
+
+    def chosen(self, results: Path) -> Experiment:
+        """The experiment with the recorded choice; as its file describes it where there is none yet."""
+        found = self.recorded(results)
+        return replace(self.experiment, settings=self.experiment.settings | found) if found else self.experiment
+
+
+def search_runs(selections: Iterable[Selection]) -> list[Job]:
+    """Every run of some searches, each once: searches beside the same baseline share its runs."""
+    found: dict[str, Job] = {}
+    for selection in selections:
+        for job in (*selection.baselines, *selection.tried):
+            found.setdefault(job.parameters["run_dir"], job)
+    return list(found.values())

@@ -1,0 +1,188 @@
+"""Settings that a search on dev chooses before an experiment runs. Runs are pretended; all around them is real."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from toy_dataset import write_toy_dataset
+from typer.testing import CliRunner
+
+from itm_lab.cli import app
+from itm_lab.experiments import runner
+from itm_lab.experiments.choice import chosen_setting
+from itm_lab.experiments.experiment_files import read_experiments
+from itm_lab.experiments.runner import Job
+from itm_lab.records.parameters import settings_of
+from itm_lab.records.receipts import make_receipt, read_receipt, write_receipt
+from itm_utils.errors import ItmError
+
+ROOT = Path(__file__).resolve().parents[2]
+RECALLS = {f"{way}_r{k}": 50.0 for way in ("i2t", "t2i") for k in (1, 5, 10)}
+BASELINE = 399.0
+
+
+def rsum_of(given: dict) -> float:
+    """A weight of 0.1 and a margin of 0.1 are better on average; another setting has one lucky run."""
+    if not given["ccr_weight"]:
+        return BASELINE + given["seed"] % 7
+    lucky = 23 * (given["ccr_weight"] == 1.0 and given["ccr_margin"] == 0.0)
+    return 400 + 10 * (given["ccr_weight"] == 0.1) + 12 * (given["ccr_margin"] == 0.1) + lucky
+
+
+@pytest.fixture
+def itm_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``itm run`` with pretended papermill calls: returns exit code, output and the jobs that were started."""
+    data = write_toy_dataset(tmp_path / "f30k", {"train": 20, "dev": 5, "test": 5}, regions=6, width=8)
+
+    def pretend(job: Job) -> SimpleNamespace:
+        given = job.parameters
+        about = {"chapter": job.experiment.chapter, "variant": given["variant"], "seed": job.seed}
+        receipt = make_receipt(
+            **about, dataset=job.facts.identity, parameters=settings_of(given), seconds=1.0, device="cpu",
+            metrics=RECALLS | {"rsum": rsum_of(given)},
+        )  # fmt: skip
+        write_receipt(receipt, job.folder)
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    def run(*arguments: str, fails_after: int = 99) -> tuple[int, str, list[dict]]:
+        started: list[dict] = []
+
+        def start(job: Job) -> SimpleNamespace:
+            if len(started) == fails_after:
+                raise ItmError("no more memory")
+            started.append(job.parameters)
+            return pretend(job)
+
+        monkeypatch.setattr(runner, "start", start)
+        monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
+        places = [f"dataset={data}", f"run_dir={tmp_path / 'runs'}", "device=cpu", "entities=", "baseline="]
+        options = [word for place in places for word in ("-p", place)]
+        result = CliRunner().invoke(app, ["run", *arguments, *options, "--receipts", str(tmp_path / "receipts")])
+        return result.exit_code, result.output, started
+
+    monkeypatch.chdir(ROOT)
+    return run
+
+
+def test_a_search_is_resumed_recorded_and_its_choice_is_run(itm_run, tmp_path: Path) -> None:
+    code, said, first = itm_run("ccr_ccs/f30k/scan_ccr", fails_after=5)
+    assert code == 1 and "no more memory" in said and len(first) == 5
+    choices = tmp_path / "receipts/11_ccr_ccs/choices"
+    assert not choices.exists()
+    code, said, rest = itm_run("ccr_ccs/f30k/scan_ccr")
+    assert code == 0, said
+    *search, last = first + rest
+    assert len(search) == 12 and {one["evaluate_on"] for one in search} == {"dev"}
+    by_variant = [[one for one in search if bool(one["ccr_weight"]) == constrained] for constrained in (False, True)]
+    assert [sorted(one["seed"] for one in runs) for runs in by_variant] == 2 * [list(range(100, 106))]  # equal effort
+    assert len({(one["ccr_weight"], one["ccr_margin"]) for one in by_variant[1]}) == 6
+    assert (last["ccr_weight"], last["ccr_margin"], last["ccs_weight"]) == (0.1, 0.1, 0.0)
+    assert (last["seed"], last["evaluate_on"]) == (0, "test") and last["variant"].startswith("SCAN CCR")
+    assert "ccr_weight" not in last["variant"]
+    assert "takes ccr_weight=0.1, ccr_margin=0.1 (dev rsum: best of 6 runs 423.0, best of as many" in said
+    (path,) = choices.iterdir()
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert [run["rsum"] for run in record["runs"]] == [410, 422, 410, 423, 412, 400]
+    assert len(record["baseline_runs"]) == 6 and min(run["rsum"] for run in record["baseline_runs"]) >= BASELINE
+    seals = {read_receipt(one)["seal"] for one in (tmp_path / "receipts/11_ccr_ccs/search").glob("*.json")}
+    assert {run["seal"] for run in record["runs"] + record["baseline_runs"]} == seals
+    assert itm_run("ccr_ccs/f30k/scan_ccr")[2] == []  # nothing is run again
+    _, said, _ = itm_run("ccr_ccs/f30k/scan_ccr", "--dry-run")
+    assert "1 runs planned" in said
+
+
+def test_searches_share_the_runs_of_their_baseline_and_a_plan_shows_them(itm_run) -> None:
+    names = "ccr_ccs/f30k/scan_ccr", "ccr_ccs/f30k/scan_ccr_ccs"
+    code, said, _ = itm_run(*names, "--dry-run", "--seeds", "0-1")
+    assert code == 0, said
+    assert "scan_ccr: 6 runs on dev choose ccr_weight, ccr_margin, beside 6 of ccr_ccs/f30k/scan_baseline" in said
+    assert "scan_ccr_ccs: 36 runs on dev choose" in said
+    assert f"{36 + 6 + 36 + 2 * 2} runs planned, none started" in said  # 36 of the baseline serve both
+    _, said, _ = itm_run(*names, "--print")
+    assert said.count("papermill") == 36 + 6 + 36 + 2 and "known when the search has ended" in said
+
+
+def test_a_setting_that_is_given_is_not_searched(itm_run) -> None:
+    code, said, started = itm_run("ccr_ccs/f30k/scan_ccr", "-p", "ccr_weight=1.0")
+    assert code == 0, said
+    assert [(one["ccr_weight"], one["evaluate_on"]) for one in started] == [(1.0, "test")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda record: record | {"chosen": {"ccr_weight": 1.0, "ccr_margin": 0.0}},
+            "another choice than its runs give",
+        ),
+        (lambda record: record | {"select": {"grid": {}}}, "a choice with other select"),
+        (lambda record: record | {"data": "coco"}, "a choice with other data"),
+        (lambda record: {"chosen": {}}, "no record of a choice"),
+    ],
+)
+def test_a_record_that_does_not_fit_is_refused(change, message: str, itm_run, tmp_path: Path) -> None:
+    itm_run("ccr_ccs/f30k/scan_ccr")
+    (path,) = (tmp_path / "receipts/11_ccr_ccs/choices").iterdir()
+    path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+    code, said, started = itm_run("ccr_ccs/f30k/scan_ccr")
+    assert code == 2 and message in said and not started
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_of_equal_means_the_first_value_is_taken() -> None:
+    assert chosen_setting([({"width": 8}, 1.0), ({"width": 16}, 1.0)]) == {"width": 8}
+
+
+GRID = "grid: {width: [8, 16]}"
+
+
+@pytest.mark.parametrize(
+    ("select", "message"),
+    [
+        (f"{{{GRID}, on: test}}", r"scan/scenes/a, select: found on: test, seeds: 1, expected .*on: dev"),
+        (f"{{{GRID}, on: dev, seeds: 0}}", "seeds: 0, expected .* with one seed or more"),
+        (f"{{{GRID}, on: dev, seeds: true}}", "seeds: True"),
+        (f"{{{GRID}}}", r"select: found \{'grid': .*expected \{grid:"),
+        (f"{{{GRID}, on: dev, sedes: 2}}", "sedes"),
+        ("[width]", r"select: found \['width'\]"),
+        ("{grid: {}, on: dev}", r"grid: \{\}"),
+        ("{grid: {width: 8}, on: dev}", "width: 8, expected a list of different values"),
+        ("{grid: {width: [8, 8]}, on: dev}", "a list of different values"),
+        ("{grid: {widht: [8]}, on: dev}", "the parameter widht.*Did you mean width"),
+        ("{grid: {width: [8, 0]}, on: dev}", "width: found 0"),
+        ("{grid: {seed: [1, 2]}, on: dev}", "the parameter seed, expected a setting"),
+        (f"{{{GRID}, on: dev}}, search_baseline: c", "search_baseline: c, expected a variant of the same dataset"),
+        (f"{{{GRID}, on: dev}}, search_baseline: ''", "search_baseline: none"),
+        (f"{{{GRID}, on: dev}}, search_baseline: a", "search_baseline: a, expected .* that selects nothing"),
+    ],
+)
+def test_a_select_that_cannot_be_is_one_clear_error(select: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    (tmp_path / "experiments").mkdir()
+    path = tmp_path / "experiments/scan.yaml"
+    text = f"datasets: {{scenes: {{variants: {{a: {{select: {select}}}, b: {{}}}}}}}}\n"
+    path.write_text(text, encoding="utf-8")
+    os.utime(path, ns=(0, hash(text) % 10**9))
+    with pytest.raises(ItmError, match=message):
+        read_experiments(tmp_path)
+
+
+def test_every_constrained_run_at_paper_size_searches_what_the_paper_searched() -> None:
+    known = read_experiments(ROOT, "ccr_ccs")
+    for name, experiment in known.items():
+        constraint = name.rpartition("/")[2].partition("_c")[2]
+        runs = {"": 0, "cr": 6, "cs": 6, "cr_ccs": 36}[constraint] if experiment.settings["schedule"] == "paper" else 0
+        found = 1
+        for values in experiment.select.grid.values() if experiment.select else ():
+            found *= len(values)
+        assert found == (runs or 1), name
+        if experiment.select:
+            assert experiment.search_baseline == name.rpartition("/")[2].partition("_c")[0] + "_baseline"
+    for row in ("SCAN", "PFAN"):
+        for constraint in ("baseline", "CCR", "CCS", "CCR+CCS"):
+            members = [one for one in known.values() if one.ensemble == f"{row} ensemble {constraint}"]
+            assert sorted(one.values()["direction"] for one in members) == ["i2t", "t2i"]
