@@ -189,7 +189,10 @@ def make_batch(pairs: int, shape: Shape, device: str = "cpu") -> PairBatch:
         )
         lengths = torch.full((pairs,), CAPTION_WORDS)
         if shape.token_dim:
-            texts = TextBatch(lengths=lengths, ids=ids, features=torch.rand(pairs, CAPTION_WORDS, shape.token_dim))
+            features = torch.rand(pairs, CAPTION_WORDS, shape.token_dim)
+            ends = torch.arange(CAPTION_WORDS) % (CAPTION_WORDS - 1) == 0  # [CLS] and [SEP]
+            special = ends.expand(pairs, CAPTION_WORDS)
+            texts = TextBatch(lengths=lengths, ids=ids, features=features, special=special)
         else:
             texts = TextBatch(lengths=lengths, ids=ids, words=torch.ones(pairs, CAPTION_WORDS, dtype=torch.long))
     batch = PairBatch(images=images, texts=texts)

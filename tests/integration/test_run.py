@@ -648,10 +648,10 @@ def test_a_run_may_fetch_its_text_encoder(device: str, monkeypatch: pytest.Monke
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     job = plan(ROOT, ["mmca/f30k/full"], "", "", [f"device={device}"], [])[0]
-    assert "HF_HUB_OFFLINE" not in running.environment_of(job)
-    assert running.environment_of(job)["OMP_NUM_THREADS"] == ("1" if device == "cpu" else "8")
+    assert "HF_HUB_OFFLINE" not in running.environment_of(job.parameters)
+    assert running.environment_of(job.parameters)["OMP_NUM_THREADS"] == ("1" if device == "cpu" else "8")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert running.environment_of(job)["HF_HUB_OFFLINE"] == "1"
+    assert running.environment_of(job.parameters)["HF_HUB_OFFLINE"] == "1"
 
 
 def test_seeds() -> None:
