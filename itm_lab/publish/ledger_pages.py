@@ -194,8 +194,10 @@ def text_table(ledger: Ledger, paper: str) -> Iterator[str]:
     """Numbers that a paper prints in its text, with ours beside them; by rows.yaml."""
     lines = []
     for entry in ledger.read("rows").get("text", ()):
-        printed = ledger.results[paper].get("text_numbers", {}).get(entry["name"]) if entry["paper"] == paper else None
-        for key, dataset in entry["datasets"].items() if printed else ():
+        if entry["paper"] != paper:
+            continue
+        printed = ledger.results[paper]["text_numbers"][entry["name"]]
+        for key, dataset in entry["datasets"].items():
             found = ours(ledger, (entry["variant"], entry["metric"]), dataset)
             lines.append([escape(entry["about"]), DATASETS[dataset].removesuffix(" 1K"), f"{printed[key]:,}", found])
     if lines:

@@ -175,7 +175,8 @@ class _Run:
             epoch, self.sampler.first_batch = divmod(self.step, self.steps_per_epoch)
             self.sampler.first_batch *= self.accelerator.num_processes
             self.sampler.epoch = epoch
-            for part in (self.objective, self.data):  # losses that change over time, such as a warm-up; what they read
+            changing: tuple[Any, ...] = (self.objective, self.data)  # as a warm-up, which reads no offline negatives
+            for part in changing:
                 if hasattr(part, "set_epoch"):
                     part.set_epoch(epoch)
             self.model.set_epoch(epoch)  # and a model's own, that fade
