@@ -97,6 +97,15 @@ def published_rows(method: str, plain: bool = True) -> Iterator[Published]:
                         yield Published(name, f"{block['dataset']} {size}", row)
 
 
+def published_text(paper: str, name: str) -> dict[str, Any]:
+    """Numbers that a paper prints in its text, by their name in published_tables.yaml; empty where that is not at hand."""
+    paths = Paths.find_or_none()
+    if paths is None or not paths.published_tables.is_file():
+        return {}
+    papers = yaml.safe_load(paths.published_tables.read_text(encoding="utf-8"))["papers"]
+    return papers[paper]["text_numbers"][name]
+
+
 def _is_changed(row: Mapping[str, Any]) -> bool:
     added = (row.get("training", "online triplet"), row.get("constraints", "none"))
     return "variant" in row or added != ("online triplet", "none")
