@@ -237,9 +237,18 @@ def recipe(
 ) -> None:
     """Print all parameters of an experiment's run as YAML, for papermill's -y; or write files for its -f."""
     from itm_lab.experiments.experiment_files import read_experiments
-    from itm_lab.experiments.plan import plan_one
+    from itm_lab.experiments.plan import plan_one, unsearched
 
     root = Paths.find().root
+
+    def text_of(name: str) -> str:
+        """The parameters; where a search has yet to choose some, a comment says so, and so does the terminal."""
+        text = plan_one(root, name, parameter or []).recipe
+        if not (missing := unsearched(root, name, parameter or [], root / "receipts")):
+            return text
+        typer.echo(missing, err=True)
+        return f"# {missing}\n{text}"
+
     if names:
         for name, experiment in read_experiments(root).items():
             typer.echo(f"{name}: {experiment.about}")
@@ -247,12 +256,12 @@ def recipe(
     if write is None:
         if not experiments or len(experiments) != 1:
             raise ItmError("itm recipe: give one experiment, or --write, or --list")
-        typer.echo(plan_one(root, experiments[0], parameter or []).recipe, nl=False)
+        typer.echo(text_of(experiments[0]), nl=False)
         return
     for name in experiments or read_experiments(root):
         path = write / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(plan_one(root, name, parameter or []).recipe, encoding="utf-8")
+        path.write_text(text_of(name), encoding="utf-8")
         typer.echo(path)
 
 
