@@ -183,10 +183,8 @@ def run_experiments(
     receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
 ) -> None:
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
-    from itm_lab.evidence.run_tables import compared, table_of
     from itm_lab.experiments import runner
     from itm_lab.experiments.choice import search_runs
-    from itm_lab.experiments.ensembles import run_ensembles
     from itm_lab.experiments.plan import plan, plan_searches
 
     root = Paths.find().root
@@ -208,6 +206,9 @@ def run_experiments(
         for line in (*map(str, selections), *described([*searches, *planned], gpu, results, measure)):
             typer.echo(line)
         return
+    from itm_lab.evidence.run_tables import compared, table_of  # here: a plan does without scipy's statistics
+    from itm_lab.experiments.ensembles import run_ensembles
+
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
     if selections:
         if runner.run_jobs(searches, results, at_a_time):
