@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +17,12 @@ from conftest import small
 from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Matcher, OfflineNegatives, PairBatch
+from itm_utils.models.bfan import BFAN
 from itm_utils.models.keeping_score import MeanPool
+from itm_utils.models.pfan import PFAN
 from itm_utils.models.saem import SAEM
 from itm_utils.models.scan import SCAN
+from itm_utils.models.sgraf import SGRAF
 from itm_utils.models.vsepp import VSEPP, HingeTriplet
 from itm_utils.models.vsrn import VSRN
 from itm_utils.training import loop
@@ -31,9 +36,9 @@ def promised(parameter: str) -> float:
     return float(re.search(rf"^\| `{parameter}.*\| at most ([\d.]+)", PAGE, re.MULTILINE)[1])
 
 
-def made(matcher: type[Matcher], pairs: PairDataset) -> Matcher:
+def made(matcher: type[Matcher], pairs: PairDataset, **options: Any) -> Matcher:
     torch.manual_seed(0)
-    return small(matcher, 30, pairs.split.feature_dim)
+    return small(matcher, 30, pairs.split.feature_dim, **options)
 
 
 def scores_of(model: Matcher, batch: PairBatch) -> torch.Tensor:
@@ -42,13 +47,23 @@ def scores_of(model: Matcher, batch: PairBatch) -> torch.Tensor:
 
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
+# Every model of part I; those that group the captions of a batch by length have a number of groups to be compiled for.
+GROUPED = [
+    pytest.param(SCAN, {}, id="SCAN"),
+    pytest.param(BFAN, {}, id="BFAN"),
+    pytest.param(PFAN, {}, id="PFAN"),
+    pytest.param(SGRAF, {"head": "SAF"}, id="SAF"),
+    pytest.param(SGRAF, {"head": "SGR"}, id="SGR"),
+]
+OTHERS = [pytest.param(matcher, {}, id=matcher.__name__) for matcher in (MeanPool, VSEPP, VSRN, SAEM)]
+
 
 @COMPILER
 @pytest.mark.slow
-@pytest.mark.parametrize("matcher", [SCAN, MeanPool, VSEPP, VSRN, SAEM], ids=lambda cls: cls.__name__)
-def test_compiled_scores(matcher: type[Matcher], any_pairs: PairDataset) -> None:
-    """SCAN groups captions by length, and every number of groups is compiled anew: here there is one."""
-    model = made(matcher, any_pairs).eval()
+@pytest.mark.parametrize(("matcher", "options"), [*GROUPED, *OTHERS])
+def test_compiled_scores(matcher: type[Matcher], options: dict[str, Any], any_pairs: PairDataset) -> None:
+    """Every number of groups of captions is compiled anew: here there is one."""
+    model = made(matcher, any_pairs, **options).eval()
     lengths = np.asarray(any_pairs.texts.lengths)
     alike = np.flatnonzero(lengths == np.bincount(lengths).argmax()).tolist()
     batches = [any_pairs[alike[:count]] for count in (4, 6)]
@@ -61,16 +76,23 @@ def test_compiled_scores(matcher: type[Matcher], any_pairs: PairDataset) -> None
     assert not {"score", "score_pairs"} & set(vars(model))  # a copy of the model must not call the original's
 
 
-@COMPILER
 @pytest.mark.slow
-def test_compiling_ends(any_pairs: PairDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Captions of other lengths are other groups for SCAN: after a few of them nothing is compiled any more."""
+@pytest.mark.parametrize(("matcher", "options"), GROUPED)
+def test_compiling_ends(
+    matcher: type[Matcher], options: dict[str, Any], any_pairs: PairDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captions of other lengths are other groups: after a few of them nothing is compiled any more.
+
+    Graphs are counted where they are traced, so that no compiler has to translate them.
+    """
     monkeypatch.setattr(loop, "COMPILATIONS", 2)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
-    model, graphs = made(SCAN, any_pairs).eval(), []
-    with torch.no_grad(), compiled_scores(model, True):
-        for start in range(0, 40, 4):
-            scores_of(model, any_pairs[list(range(start, start + 4 + start % 3))])
+    model, losses, graphs = made(matcher, any_pairs, **options), HingeTriplet(), []
+    with compiled_scores(model, True):
+        for start in range(0, 40, 4):  # training steps: batches and captions of other sizes
+            loss, _ = losses(model, any_pairs[list(range(start, start + 4 + start % 3))])
+            loss.backward()
             graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert graphs[0] and len(set(graphs[5:])) == 1, graphs
 
