@@ -36,6 +36,7 @@ VALUES: dict[str, dict[str, dict[Any, Any]]] = {
 # Parameters that came later, with what such a run did: a value, or the name of the parameter that decided it then.
 ADDED: dict[str, dict[str, Any]] = {
     "08_mmca": {"channels": "width", "full_windows": True, "by_image": False},
+    "09_dcpa": {"by_image": False},
     "10_aoq": {"pooling": "Mean", "lse": 6.0, "select_by": "rsum", "first_select_by": "rsum"},
 }
 

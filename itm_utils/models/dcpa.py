@@ -456,7 +456,7 @@ def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -
 
 
 # cell stages
-TRAININGS = ("two", "intra", "joint")
+TRAININGS = ("two", "intra", "inter", "joint")
 
 
 def share_region_proj(model: DCPA) -> None:
@@ -468,27 +468,30 @@ def share_region_proj(model: DCPA) -> None:
 def stages(parameters: Mapping[str, Any], model: DCPA) -> list[Stage]:
     """The trainings of a run, in order.
 
-    Stage two is validated with the sum of both. Trained jointly, the model sees the
-    batches of stage two, for as many updates as both stages have together.
+    After stage one, stage two is validated with the sum of both; alone, by its own
+    scores. Trained jointly, the model sees the batches of stage two, for as many updates
+    as both stages have together.
     """
     p = parameters
     if p["training"] not in TRAININGS:
         expected = f"one of {', '.join(TRAININGS)}"
         raise input_error("training", repr(p["training"]), expected)
-    if p["shared_region_proj"] and p["training"] == "joint":
-        expected = "two stages: a projection that both train has nothing to freeze"
-        raise input_error("shared_region_proj", "training 'joint'", expected)
+    if p["shared_region_proj"] and p["training"] in ("inter", "joint"):
+        expected = "two stages: the projection comes from a trained stage one, frozen"
+        raise input_error("shared_region_proj", f"training {p['training']!r}", expected)
     restarts = {"schedule": "cosine", "decay_every": p["cycle"], "decay": 0.0}
     decay = {} if p["schedule"] == "lab" else restarts  # lab: one cosine
-    hinge = HingeTriplet(p["margin"], True, p["warmup_epochs"])
+    hinge = HingeTriplet(p["margin"], True, p["warmup_epochs"], p["by_image"])
     warmup = (p["inter_warmup_epochs"], p["negatives"], p["budget_mb"] * 2**20)
-    hardest = HardNegativeTripletLoss(p["margin"], True, *warmup)
+    hardest = HardNegativeTripletLoss(p["margin"], True, *warmup, p["by_image"])
     batch_size, epochs = p["inter_batch_size"], p["inter_epochs"]
     joint_epochs = epochs + round(p["epochs"] * batch_size / p["batch_size"])
     more = decay | {"batch_size": batch_size, "learning_rate": p["inter_learning_rate"]}
     intra = Stage("intra", model.intra, hinge, train_config(p, **decay))
     config = train_config(p, epochs=epochs, **more)
     inter = Stage("inter", model.inter, hardest, config, ranker=model)
+    alone = replace(inter, ranker=None)
     config = train_config(p, epochs=joint_epochs, **more)
     joint = Stage("joint", model, hardest, config)
-    return {"two": [intra, inter], "intra": [intra], "joint": [joint]}[p["training"]]
+    lists = {"two": [intra, inter], "intra": [intra], "inter": [alone], "joint": [joint]}
+    return lists[p["training"]]

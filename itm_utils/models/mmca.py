@@ -310,6 +310,8 @@ class MMCA(Matcher):
     mean of the regions replaces them.
     """
 
+    compiles = False  # not done after 15 minutes of torch.compile
+
     def __init__(
         self,
         image_dim: int,

@@ -361,7 +361,7 @@ def compiled_scores(model: Matcher, wanted: bool) -> Iterator[None]:
         yield
         return
     if not model.compiles:
-        raise input_error("compiled", f"true for {type(model).__name__}", "false: compiling this model does not pay")
+        raise input_error("compiled", f"true for {type(model).__name__}", "false: compiling this model does not end")
     names = ("score", "score_pairs")
     for name in names:
         setattr(model, name, torch.compile(getattr(model, name), dynamic=True))

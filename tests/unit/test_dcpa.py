@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from itm_lab.experiments.experiment_files import find_experiment
 from itm_lab.parity.adapters.dcpa import NAMES, load
 from itm_lab.parity.comparison import our_name
+from itm_lab.records.old_names import modern_parameters
 from itm_lab.records.parameters import declared_parameters, settings_of
 from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
@@ -872,10 +873,32 @@ def test_a_shared_projection_is_stage_ones_and_stays(parameters: dict) -> None:
     assert trained == {name for name in made.inter.state_dict() if not name.startswith("region_proj")}
 
 
-def test_a_projection_that_both_stages_train_cannot_be_shared(parameters: dict) -> None:
-    p = parameters | SIZES | {"training": "joint", "shared_region_proj": True}
-    with pytest.raises(ItmError, match="shared_region_proj: found training 'joint', expected two stages"):
+@pytest.mark.parametrize("training", ["joint", "inter"])
+def test_a_projection_is_shared_by_two_stages_only(parameters: dict, training: str) -> None:
+    p = parameters | SIZES | {"training": training, "shared_region_proj": True}
+    with pytest.raises(ItmError, match=f"shared_region_proj: found training '{training}', expected two stages"):
         stages(p, build(p, 50, 11))
+
+
+def test_stage_two_alone_is_trained_as_after_stage_one_and_validated_by_itself(parameters: dict) -> None:
+    p = parameters | SIZES
+    made = build(p, 50, 11)
+    (alone,) = stages(p | {"training": "inter"}, made)
+    _, second = stages(p | {"training": "two"}, made)
+    assert alone.model is alone.validated is made.inter and second.validated is made
+    assert alone.config == second.config and vars(alone.objective) == vars(second.objective)
+
+
+@pytest.mark.parametrize("by_image", [True, False])
+def test_the_objectives_of_both_stages_know_which_captions_are_no_negatives(parameters: dict, by_image: bool) -> None:
+    p = parameters | SIZES | {"by_image": by_image}
+    for training in ("two", "joint"):
+        trained = stages(p | {"training": training}, build(p, 50, 11))
+        assert [stage.objective.by_image for stage in trained] == [by_image] * len(trained)
+
+
+def test_older_runs_left_out_the_pair_alone() -> None:
+    assert modern_parameters("09_dcpa", {"stages": "two"}) == {"training": "two", "by_image": False}
 
 
 @pytest.mark.parametrize(
@@ -886,6 +909,8 @@ def test_a_projection_that_both_stages_train_cannot_be_shared(parameters: dict) 
         ("shared_projection", {"shared_region_proj": True}),
         ("no_special_tokens", {"special_tokens": False}),
         ("dropout", {"dropout": 0.1, "stage_one": ""}),
+        ("by_image", {"by_image": True, "stage_one": ""}),
+        ("inter_only", {"training": "inter", "stage_one": ""}),
         ("k_two", {"top_k": 2, "stage_one": ""}),
         ("k_half_more", {"top_k": 15, "stage_one": ""}),
     ],
@@ -899,7 +924,7 @@ def test_a_reading_differs_in_one_thing(name: str, differs: dict) -> None:
 
 def test_a_misspelt_training_is_named(parameters: dict) -> None:
     p = parameters | SIZES
-    with pytest.raises(ItmError, match="training: found 'both', expected one of two, intra, joint"):
+    with pytest.raises(ItmError, match="training: found 'both', expected one of two, intra, inter, joint"):
         stages(p | {"training": "both"}, build(p, 50, 11))
 
 
