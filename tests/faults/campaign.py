@@ -1,0 +1,1 @@
+"""try: python campaign.py quick"""
