@@ -7,7 +7,6 @@ has everything imported, and what a child changes dies with it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import resource
@@ -32,8 +31,25 @@ KINDS = ("SIGKILL", "SIGTERM", "SIGINT", "death in a write", "full disk", "flipp
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
 # C functions after which a disk holds something else.
 DISK = frozenset(
-    "open write writelines flush close truncate replace rename unlink mkdir rmdir fsync posix_fallocate chmod "
-    "serialize_file tofile link".split()
+    [
+        "open",
+        "write",
+        "writelines",
+        "flush",
+        "close",
+        "truncate",
+        "replace",
+        "rename",
+        "unlink",
+        "mkdir",
+        "rmdir",
+        "fsync",
+        "posix_fallocate",
+        "chmod",
+        "serialize_file",
+        "tofile",
+        "link",
+    ]
 )
 CLEAR, UNCLEAR = 2, 70  # exit codes of a child: it said one line; it ended in a traceback
 ROUNDS = 3  # errors in a row that may each ask to remove something
@@ -163,8 +179,11 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Callable[[], None]]:
     if os.name != "posix" or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         raise OSError("no file system can be mounted here")
     try:
-        yield lambda: (
-            subprocess.run(["mount", "-o", "remount,size=256m", str(folder)], check=True, capture_output=True) and None
+        yield (
+            lambda: (
+                subprocess.run(["mount", "-o", "remount,size=256m", str(folder)], check=True, capture_output=True)
+                and None
+            )
         )
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True, capture_output=True)
@@ -224,18 +243,22 @@ def resumed(workload: Workload, inputs: Path, work: Path, log: Path, right: str)
 
 def remove_named(text: str, work: Path) -> bool:
     """Remove the file or folder that an error asks to remove, else the one that it finds fault with."""
-    asked = re.findall(rf"(?:[Rr]emove|[Dd]elete) ({re.escape(str(work))}/\S*?)(?= |\.?$)", text, flags=re.MULTILINE)
-    named = re.findall(rf"{re.escape(str(work))}/[^:,;()\n]*[^:,;()\n. ]", text)
-    for name in (*asked, *named):
-        path = Path(name.rstrip("."))
-        if path.is_dir():
-            shutil.rmtree(path)
-            return True
-        if path.exists():
-            path.unlink()
-            path.with_suffix(".npz").unlink(missing_ok=True)  # the ranks beside a receipt
-            return True
-    return False
+    inside = re.escape(str(work))
+    for clause in re.findall(rf"(?:Remove|remove) ({inside}.*?) to (?:begin|start|convert|repeat)", text):
+        return all(removed(Path(name)) for name in clause.split(", ") if Path(name).exists())
+    named = re.findall(rf"{inside}/[^:,;()\n]*[^:,;()\n. ]", text)
+    return any(removed(Path(name)) for name in named)
+
+
+def removed(path: Path) -> bool:
+    """Remove a folder, or a file with the ranks beside it; False if it is not there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+        return True
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    path.with_suffix(".npz").unlink(missing_ok=True)
+    return there
 
 
 def strike(workload: Workload, inputs: Path, kind: str, size: Size, right: str, seed: int) -> Outcome:
@@ -267,12 +290,3 @@ def strike(workload: Workload, inputs: Path, kind: str, size: Size, right: str, 
         except RuntimeError as error:
             return Outcome(LOST, str(error))
         return resumed(*common, right)
-
-
-def quiet_children() -> None:
-    """One thread each, and children that end with this process (Linux)."""
-    import torch
-
-    torch.set_num_threads(1)
-    if sys.platform == "linux":
-        ctypes.CDLL(None)  # loaded before forking

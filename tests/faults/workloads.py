@@ -28,7 +28,7 @@ from itm_lab.experiments.plan import plan
 from itm_lab.photos import extract as extraction
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import read_evidence, read_receipt
-from itm_lab.records.scores import read_scores, save_scores, write_scores
+from itm_lab.records.scores import save_scores, write_scores
 from itm_lab.scenes.build import Recipe, scenes_folder
 from itm_utils import mining, scoring
 from itm_utils.data.precomp import open_split
@@ -232,8 +232,6 @@ def recorded(work: Path) -> str:
         receipt = read_receipt(path)
         parts = {name: value for name, value in receipt.items() if name not in ("run", "seal")}
         found.append([str(path.relative_to(work)), parts, read_evidence(path).digest])
-    for path in sorted(work.rglob("scores.safetensors")):
-        found.append([str(path.relative_to(work)), tensor_digest({"i2t": read_scores(path).i2t})])
     return json.dumps(found, sort_keys=True)
 
 
