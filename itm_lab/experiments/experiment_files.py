@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from itm_lab.records.parameters import ASIDE, notebook_model
-from itm_utils.errors import input_error
+from itm_utils.errors import ItmError, input_error
 from itm_utils.files import read_text
 from itm_utils.validation import Settings, validated
 
@@ -189,18 +189,25 @@ def expand(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
     """(dataset, variant, all that is said of it) of each experiment of a file."""
     try:
         content = yaml.load(read_text(path, "the form of experiments/README.md"), Loader=LOADER)  # a safe one  # nosec B506
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, ItmError):
+            raise
         raise input_error(
             path, f"no YAML ({str(error).splitlines()[0]})", "the form of experiments/README.md"
         ) from None
     check_section(path, content, SECTIONS)
     found = []
-    for dataset, body in content.get("datasets", {}).items():
+    for dataset, body in section(content, "datasets").items():
         check_section(f"{path}, {dataset}", body, SECTIONS[:-1])
-        base = content.get("base", {}) | extended(path, [content, body], body.get("base", {}))
-        for variant in body.get("variants", {}):
+        base = section(content, "base") | extended(path, [content, body], section(body, "base"))
+        for variant in section(body, "variants"):
             found.append((dataset, variant, base | collect(path, [content, body], variant)))
     return found
+
+
+def section(content: dict[str, Any], name: str) -> dict[str, Any]:
+    """One section of a file; an empty one where it is absent or has nothing in it."""
+    return content.get(name) or {}
 
 
 def check_section(where: Path | str, content: Any, allowed: tuple[str, ...]) -> None:
@@ -212,6 +219,11 @@ def check_section(where: Path | str, content: Any, allowed: tuple[str, ...]) -> 
         raise input_error(
             where, wrong if isinstance(content, dict) else f"a {wrong}", f"a mapping of {', '.join(allowed)}"
         )
+    for name, value in content.items():
+        within = value.items() if isinstance(value, dict) and name in ("groups", "variants") else ()
+        for key, found in ((name, value), *within):
+            if found is not None and not isinstance(found, dict):
+                raise input_error(f"{where}, {key}", repr(found)[:60], "a mapping")
 
 
 def collect(path: Path, levels: list[dict[str, Any]], name: str, inside: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -219,7 +231,7 @@ def collect(path: Path, levels: list[dict[str, Any]], name: str, inside: tuple[s
     if name in inside:
         raise input_error(path, f"{' extends '.join((*inside, name))}", "no circle")
     said = [
-        level.get(kind, {})[name] or {} for level in levels for kind in SECTIONS[1:3] if name in level.get(kind, {})
+        section(level, kind)[name] or {} for level in levels for kind in SECTIONS[1:3] if name in section(level, kind)
     ]
     if not said:
         raise input_error(path, f"extends: {name}", "the name of a group or variant")
@@ -230,7 +242,9 @@ def extended(
     path: Path, levels: list[dict[str, Any]], own: dict[str, Any], inside: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Settings with those they extend before them; what is written for people is not taken over."""
-    parents = own.get("extends", [])
+    parents = own.get("extends") or []
+    if not isinstance(parents, str | list) or not all(isinstance(parent, str) for parent in parents):
+        raise input_error(path, f"extends: {parents!r}"[:80], "the name of a group or variant, or a list of them")
     settings: dict[str, Any] = {}
     for parent in [parents] if isinstance(parents, str) else parents:
         settings |= collect(path, levels, parent, inside)
