@@ -229,7 +229,7 @@ class _Conversion:
                 if file.read(len(header)) != header:
                     raise ValueError(f"another header of {kind}.npy than was written")
         for row in np.flatnonzero(progress.filled):
-            if (self.maps[DIGESTS][row] != self._row_digests(row)).any():
+            if (self.maps[DIGESTS][row] != self._row_digests(int(row))).any():
                 raise ValueError(f"row {row} other than was written")
 
     def _row_digests(self, row: int) -> np.ndarray:

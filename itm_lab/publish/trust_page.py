@@ -28,7 +28,7 @@ def fragment(root: Path) -> Iterator[str]:
 
 
 def counts(rows: list[dict[str, Any]], names: list[str], what: str) -> Iterator[str]:
-    """A sentence with the sums, and a row for each line of the campaign."""
+    """A line with the sums, and a row for each line of the campaign."""
     heads = [head for head in rows[0] if head not in names]
     sums = {head: sum(row[head] for row in rows) for head in heads}
     said = ", ".join(f"{sums[head]} {head}" for head in sorted(heads, key=lambda head: -sums[head]))

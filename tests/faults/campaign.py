@@ -14,12 +14,12 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this file's own folder is there already
 
-import torch  # noqa: E402
-from damaged_inputs import ACCEPTED, CLEAR, READERS, TRACEBACK, read_damaged  # noqa: E402
-from striking import ERROR, KINDS, LOST, SAME, Ended, Outcome, Size, measure, strike  # noqa: E402
-from workloads import ROOT, WORKLOADS, Workload, load_encoder  # noqa: E402
+import torch
+from damaged_inputs import ACCEPTED, CLEAR, READERS, TRACEBACK, read_damaged
+from striking import ERROR, KINDS, LOST, SAME, Ended, Outcome, Size, measure, strike
+from workloads import ROOT, WORKLOADS, Workload, load_encoder
 
-from itm_utils.files import write_json  # noqa: E402
+from itm_utils.files import write_json
 
 EACH, INPUTS = 5, 50
 ATTEMPTS = 20  # draws for one fault, as some come after the end of a work

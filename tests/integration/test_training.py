@@ -25,7 +25,7 @@ from itm_utils.data.batches import PairDataset, ResumableBatches, WordCaptions
 from itm_utils.data.precomp import open_split
 from itm_utils.errors import ItmError
 from itm_utils.models.keeping_score import InBatchSoftmax, MeanPool
-from itm_utils.training import loop
+from itm_utils.training import checkpoints, loop
 from itm_utils.training.checkpoints import (
     FORMAT,
     WITHOUT_DIGESTS,
@@ -37,7 +37,6 @@ from itm_utils.training.checkpoints import (
     save_model,
     write_checkpoint,
 )
-from itm_utils.training import checkpoints
 from itm_utils.training.loop import TrainConfig, lr_multiplier, train
 
 CONFIG = TrainConfig(epochs=2, batch_size=32, learning_rate=0.01, device="cpu", checkpoint_every=5)
