@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM = false
 export PYDEVD_DISABLE_FILE_VALIDATION = 1
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install book test unit pytest parity notebooks pages serve export reproduce faults student lint format clean
+.PHONY: FORCE help install book test unit pytest parity notebooks pages serve export bench reproduce faults student lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 20
@@ -78,6 +78,10 @@ serve: $(STAMP)  ## JupyterLab on the chapters
 
 export: $(STAMP)  ## write itm_utils/models/ from the chapters' exported cells
 	@$(BIN)/itm export
+
+bench: export OMP_NUM_THREADS = 1
+bench: $(STAMP)  ## every ratio the book claims, measured in turns; fails if one is 20 % worse than the committed one
+	@$(BIN)/python -m benchmarks
 
 reproduce: $(STAMP)  ## run the lab experiments again with their seeds, and compare with the committed receipts (hours)
 	@$(BIN)/itm run --table lab/foundations --dry-run | tail -2

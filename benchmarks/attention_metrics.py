@@ -6,8 +6,8 @@ encoded and scored for some of them, against all images, and the rest is added b
 *whole* is score_split on the same captions, which the parts must add up to. With fewer images both are also scaled to
 1,000: encoding and the metrics grow with the images, the pairs with their square.
 
-    python benchmarks/attention_metrics.py        (about five minutes; writes benchmarks/results/attention_metrics.json)
-    python benchmarks/attention_metrics.py --images 100 --scored-captions 100 --out trial.json
+    python -m benchmarks.attention_metrics        (about five minutes; writes benchmarks/results/attention_metrics.json)
+    python -m benchmarks.attention_metrics --images 100 --scored-captions 100 --out trial.json
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import REGIONS, WIDTH, finish, settings, start, take_turns
 
+from benchmarks.harness import REGIONS, WIDTH, finish, settings, start, take_turns
 from itm_utils.data.batches import WordCaptions
 from itm_utils.data.phrases import Grounding, Phrase
 from itm_utils.data.precomp import PrecompSplit, open_split

@@ -4,14 +4,16 @@
 bare product, every region times every word, is all that no method can avoid. The loop builds every attended vector of both directions. It drops keys by the same two sums as the kernel, so it is faster
 than one that compares every pair of keys.
 
-    python benchmarks/bfan_scoring.py        (about ten minutes; writes benchmarks/results/bfan_scoring.json)
+    python -m benchmarks.bfan_scoring        (about ten minutes; writes benchmarks/results/bfan_scoring.json)
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from harness import (
+from torch import Tensor
+
+from benchmarks.harness import (
     REGIONS,
     WIDTH,
     bare_product,
@@ -24,8 +26,6 @@ from harness import (
     start,
     timed,
 )
-from torch import Tensor
-
 from itm_utils.matcher import Images, Texts
 from itm_utils.models.bfan import BFAN, score_by_loop
 from itm_utils.scoring import BUDGET, block_shape, score_all

@@ -5,7 +5,7 @@ real features. They are converted in the order of a shuffled list, and then agai
 its way and started anew. The bare copy is what no way can avoid: the TSV is read and as many bytes as the result has
 are written and reach the disk. Conversion and copy take turns.
 
-    python benchmarks/convert_tsv.py   (a minute or two, 3 GB on disk; writes benchmarks/results/convert_tsv.json)
+    python -m benchmarks.convert_tsv   (a minute or two, 3 GB on disk; writes benchmarks/results/convert_tsv.json)
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from harness import ALLOCATOR, REGIONS, finish, start
 
+from benchmarks.harness import ALLOCATOR, REGIONS, finish, start
 from itm_lab.data import bottom_up
 from itm_lab.data.selection import Wanted, wanted_from_list
 
@@ -124,8 +124,8 @@ def time_turns(tsv: Path, root: Path, rounds: int) -> tuple[Clock, Clock, dict[s
 
 def convert_killed(tsv: Path, out: Path) -> int:
     """Kill a second process after its second note, and start it again; returns the pictures it had noted."""
-    call = f"from pathlib import Path; import convert_tsv; convert_tsv.convert(Path({str(tsv)!r}), Path({str(out)!r}), 0.5)"
-    command, here = [sys.executable, "-c", call], str(Path(__file__).parent)
+    call = f"from pathlib import Path; from benchmarks import convert_tsv; convert_tsv.convert(Path({str(tsv)!r}), Path({str(out)!r}), 0.5)"
+    command, here = [sys.executable, "-c", call], str(Path(__file__).parents[1])
     journal = out / ".train_unfinished" / bottom_up.JOURNAL
     first = subprocess.Popen(command, cwd=here)
     while not journal.exists() and first.poll() is None:

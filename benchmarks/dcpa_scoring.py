@@ -6,18 +6,18 @@ several images at a time, so that nothing is padded; how many images is tried ou
 is score_all. Both start from projected regions and tokens, compare in the same way, and take turns. What preparing costs,
 per item, is measured too.
 
-    python benchmarks/dcpa_scoring.py        (about five minutes; writes benchmarks/results/dcpa_scoring.json)
-    python benchmarks/dcpa_scoring.py --pictures 8 --captions 16 --rounds 1 --out trial.json
+    python -m benchmarks.dcpa_scoring        (about five minutes; writes benchmarks/results/dcpa_scoring.json)
+    python -m benchmarks.dcpa_scoring --pictures 8 --captions 16 --rounds 1 --out trial.json
 """
 
 from __future__ import annotations
 
-import harness
 import numpy as np
 import torch
-from harness import REGIONS
 from torch import Tensor
 
+from benchmarks import harness
+from benchmarks.harness import REGIONS
 from itm_utils.matcher import Encoded, ImageBatch, Images, Scores, TextBatch, Texts
 from itm_utils.models.dcpa import InterPAM, PhraseDecoder, prepare
 from itm_utils.scoring import score_all

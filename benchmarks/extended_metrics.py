@@ -6,7 +6,7 @@ for (everything ranked, Python lists), the same lists left as arrays, and lists 
 metrics read, which its own COCO 1K recalls refuse. Ours is the best of three runs, the package runs once. Writes
 benchmarks/results/extended_metrics.json.
 
-usage: python benchmarks/extended_metrics.py     (one thread, 6 GB of memory, a few minutes)
+usage: python -m benchmarks.extended_metrics     (one thread, 6 GB of memory, a few minutes)
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def start(description: str, report: str, **defaults: int | list[int]) -> argpars
     parser.add_argument("--out", type=Path, default=RESULTS / report)
     args = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | ALLOCATOR)
     torch.set_num_threads(1)
     return args
 

@@ -1,6 +1,6 @@
 """How often would a GPU's host wait? Counted on the second device of the tests, per training step and per scoring.
 
-    python benchmarks/host_syncs.py
+    python -m benchmarks.host_syncs
 
 (a minute; needs no GPU; writes results/host_syncs.json: for every matcher the waits of one training step with every
 objective, null where the two do not fit, and of scoring its encodings)
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from harness import finish, start
+from benchmarks.harness import finish, start
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "contract")]

@@ -3,7 +3,7 @@
 Give the dataset folder, with ExpertAnnotations.txt and CrowdFlowerAnnotations.txt in it, and the scores that runs
 kept in their folders:
 
-    python benchmarks/judgements.py --data data/flickr8k \\
+    python -m benchmarks.judgements --data data/flickr8k \\
         --scores "SCAN t2i AVG=runs/02_scan_flickr8k_t2i_avg/s0/scores.safetensors"
 
 (seconds a run; writes results/judgements.json, which the page on false negatives shows)
@@ -14,8 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness import RESULTS, finish
-
+from benchmarks.harness import RESULTS, finish
 from itm_lab.evidence.judgements import audit_runs
 from itm_lab.records.scores import read_scores
 from itm_utils.data.precomp import open_split

@@ -3,7 +3,7 @@
 Compared, in one process and on one matrix, with the loop that the public evaluation scripts share: for every query
 one argsort and one search for the right candidates. Prints and writes benchmarks/results/metrics.json.
 
-usage: python benchmarks/metrics.py [--images 5000]
+usage: python -m benchmarks.metrics [--images 5000]
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ image and 60 images for each caption; two threads. The bare products are all tha
 multiplied and forgotten. Both are timed in one run and take turns after every block of captions, so that a busy minute
 of the machine hits both. Then a second process mines the same lists, is killed on its way, and is started again.
 
-    python benchmarks/mining.py        (some minutes, 2 GB of memory, 1 GB on disk; writes benchmarks/results/mining.json)
+    python -m benchmarks.mining        (some minutes, 2 GB of memory, 1 GB on disk; writes benchmarks/results/mining.json)
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import ALLOCATOR, finish, start
 from torch import nn
 
+from benchmarks.harness import ALLOCATOR, finish, start
 from itm_utils import mining
 from itm_utils.data.precomp import load_array, open_split
 from itm_utils.matcher import ImageBatch, Images, Matcher, Scores, TextBatch, Texts
@@ -168,8 +168,8 @@ def time_mining(root: Path, folder: Path, lengths: tuple[int, int], threads: int
 
 def mine_killed(root: Path, folder: Path, lengths: tuple[int, int], threads: int, note_every: int) -> int:
     """Kill a second process a little after its first note, and start it again; returns the blocks it had noted."""
-    here = str(Path(__file__).parent)
-    call = f"from pathlib import Path; import mining; mining.mine(Path({str(root)!r}), Path({str(folder)!r}), "
+    here = str(Path(__file__).parents[1])
+    call = f"from pathlib import Path; from benchmarks import mining; mining.mine(Path({str(root)!r}), Path({str(folder)!r}), "
     command = [
         sys.executable,
         "-c",

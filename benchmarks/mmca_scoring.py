@@ -7,20 +7,20 @@ fastest counts. *Prepared* is score_all. Both start from projected regions and t
 CNN, and alternate. The cost of preparing, once per item, is measured too. The memory of a training step is counted beyond
 the model, the batch, its encodings and the gradients of both.
 
-    python benchmarks/mmca_scoring.py        (about five minutes; writes benchmarks/results/mmca_scoring.json)
-    python benchmarks/mmca_scoring.py --images 8 --captions 16 --rounds 1 --batches 4 --direct 4 --out trial.json
+    python -m benchmarks.mmca_scoring        (about five minutes; writes benchmarks/results/mmca_scoring.json)
+    python -m benchmarks.mmca_scoring --images 8 --captions 16 --rounds 1 --batches 4 --direct 4 --out trial.json
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import harness
 import numpy as np
 import torch
-from harness import REGIONS
 from torch import Tensor
 
+from benchmarks import harness
+from benchmarks.harness import REGIONS
 from itm_utils.matcher import Encoded, ImageBatch, Images, PairBatch, TextBatch, Texts
 from itm_utils.models.mmca import MMCA, HardNegativeTripletLoss, apply_to_concatenation
 from itm_utils.models.vsepp import hinge_loss

@@ -4,16 +4,27 @@
 vector; it is timed on some captions and scaled to all by the number of words. Positions are part of the encoder, which
 runs once per image, so they are no part of this.
 
-    python benchmarks/pfan_scoring.py        (a few minutes; writes benchmarks/results/pfan_scoring.json)
+    python -m benchmarks.pfan_scoring        (a few minutes; writes benchmarks/results/pfan_scoring.json)
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from harness import REGIONS, WIDTH, finish, peak_beyond, random_side, sentence_lengths, settings, some_of, start, timed
 from torch import Tensor
 
+from benchmarks.harness import (
+    REGIONS,
+    WIDTH,
+    finish,
+    peak_beyond,
+    random_side,
+    sentence_lengths,
+    settings,
+    some_of,
+    start,
+    timed,
+)
 from itm_lab.parity.adapters.pfan import BONUS
 from itm_utils.matcher import Images, Texts
 from itm_utils.models.pfan import PFAN, score_by_loop

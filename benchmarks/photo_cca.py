@@ -3,8 +3,8 @@
 Both sides are mapped linearly so that a picture and its captions correlate as much as possible (canonical correlation
 analysis); each direction counts by a power of its correlation. Ridges and power are chosen on dev.
 
-    python benchmarks/photo_cca.py --data data/flickr8k --keep runs/photo_cca
-    python benchmarks/photo_cca.py --data data/flickr8k --text-encoder data/minilm
+    python -m benchmarks.photo_cca --data data/flickr8k --keep runs/photo_cca
+    python -m benchmarks.photo_cca --data data/flickr8k --text-encoder data/minilm
 
 (a minute of one core each. The second takes the mean token state of a frozen text encoder instead of the words: the
 yardstick of models that read one. Writes results/photo_cca.json or results/photo_cca_minilm.json, after the encoder's
@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from harness import RESULTS, finish
 
+from benchmarks.harness import RESULTS, finish
 from itm_lab.records.scores import write_scores
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.text_encoder import bert_captions

@@ -3,7 +3,7 @@
 Every run has the same recipe, epochs, dev pictures and test pictures; its vocabulary comes from its own captions. Made
 for Flickr8k with grid features of EfficientNet-Lite0, reduced to 128 numbers a cell; any dataset folder does.
 
-    python benchmarks/photo_data_size.py --data DIR --work DIR
+    python -m benchmarks.photo_data_size --data DIR --work DIR
 
 (half an hour of one core that does nothing else; interrupted, it goes on; writes results/photo_data_size.json)
 """
@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from harness import RESULTS, finish
 
+from benchmarks.harness import RESULTS, finish
 from itm_lab.records.receipts import read_receipt
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.vocabulary import Vocabulary

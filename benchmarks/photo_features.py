@@ -4,7 +4,7 @@ Blurred noise as JPEG files: most of 500 x 375 pixels, one of fifty of 4,000 x 3
 hundred cut off in the middle; five captions each. `itm features` with EfficientNet-Lite0 on one thread, in a process of
 its own. Then a second process makes the same dataset, is killed on its way, and is started again.
 
-    python benchmarks/photo_features.py   (some minutes, 1 GB of memory, 0.6 GB on disk; writes results/photo_features.json)
+    python -m benchmarks.photo_features   (some minutes, 1 GB of memory, 0.6 GB on disk; writes results/photo_features.json)
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import ALLOCATOR, finish, start
 from PIL import Image
 
+from benchmarks.harness import ALLOCATOR, finish, start
 from itm_lab.photos import extract as extraction
 from itm_lab.photos.network import EfficientNetLite0
 
@@ -108,12 +108,12 @@ def make(root: Path, out: Path, threads: int) -> None:
 
 def command(root: Path, out: Path, threads: int) -> list[str]:
     call = f"photo_features.make(Path({str(root)!r}), Path({str(out)!r}), {threads})"
-    return [sys.executable, "-c", f"from pathlib import Path; import photo_features; {call}"]
+    return [sys.executable, "-c", f"from pathlib import Path; from benchmarks import photo_features; {call}"]
 
 
 def make_killed(root: Path, out: Path, threads: int, batches: int) -> int:
     """Kill a second process once it has noted so many batches, and start it again; returns how many it had noted."""
-    here, note = Path(__file__).parent, out.parent / f".{out.name}.unfinished" / extraction.STATE
+    here, note = Path(__file__).parents[1], out.parent / f".{out.name}.unfinished" / extraction.STATE
     first = subprocess.Popen(command(root, out, threads), cwd=here, stdout=subprocess.DEVNULL)
     while first.poll() is None and (not note.exists() or json.loads(note.read_text())["batches"] < batches):
         time.sleep(0.1)

@@ -3,7 +3,7 @@
 1,000 images x 5,000 captions, 36 regions, width 1,024, one thread. The bare product is all that no method can avoid:
 every region times every word. The loop scores one caption at a time and builds every attended vector.
 
-    python benchmarks/scan_scoring.py        (about ten minutes; writes benchmarks/results/scan_scoring.json)
+    python -m benchmarks.scan_scoring        (about ten minutes; writes benchmarks/results/scan_scoring.json)
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from harness import (
+from torch import Tensor
+
+from benchmarks.harness import (
     REGIONS,
     WIDTH,
     bare_product,
@@ -26,8 +28,6 @@ from harness import (
     take_turns,
     timed,
 )
-from torch import Tensor
-
 from itm_utils.matcher import Images, Texts
 from itm_utils.models.scan import SCAN, score_by_loop
 from itm_utils.scoring import BUDGET, block_shape, score_all

@@ -1,6 +1,6 @@
 """What is in the shipped little world, how good its frozen features are, and what it costs to build.
 
-    python benchmarks/scenes_dataset.py          writes results/scenes_dataset.json
+    python -m benchmarks.scenes_dataset          writes results/scenes_dataset.json
 
 Builds the dataset into an empty folder (timed), counts what is in it, asks the oracle, and trains linear probes on
 the frozen features of ground-truth and of background boxes. Two threads, a few minutes.

@@ -1,6 +1,6 @@
 """The figures of "The little world", from the dataset and from the numbers beside this script.
 
-python benchmarks/scenes_figures.py          writes book/img/scenes_*.png
+python -m benchmarks.scenes_figures          writes book/img/scenes_*.png
 """
 
 from __future__ import annotations

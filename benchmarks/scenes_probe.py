@@ -1,8 +1,8 @@
 """Two quick matchers on the little world, and the knobs that make it harder or easier.
 
-    python benchmarks/scenes_probe.py            the shipped dataset, three seeds: results/scenes_probe.json
-    python benchmarks/scenes_probe.py knobs      one knob at a time, on a design seed: results/scenes_knobs.json
-    python benchmarks/scenes_probe.py bert       attention on frozen states of the miniature BERT: results/scenes_bert.json
+    python -m benchmarks.scenes_probe            the shipped dataset, three seeds: results/scenes_probe.json
+    python -m benchmarks.scenes_probe knobs      one knob at a time, on a design seed: results/scenes_knobs.json
+    python -m benchmarks.scenes_probe bert       attention on frozen states of the miniature BERT: results/scenes_bert.json
 
 Both matchers are small on purpose: they show that the dataset is neither saturated nor noise, before any chapter
 is built. One thread, at most 60 s a training run.

@@ -6,7 +6,7 @@ step. The public code cuts the images into shards of 100 first, which is kinder 
 All ways score the same captions, in turns, with the same allocator. A training step scores a batch in training mode and goes
 back through it, by the class and by the loop (whose SAF takes running statistics, which is less work).
 
-    python benchmarks/sgraf_scoring.py        (about ten minutes; writes benchmarks/results/sgraf_scoring.json)
+    python -m benchmarks.sgraf_scoring        (about ten minutes; writes benchmarks/results/sgraf_scoring.json)
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import REGIONS, WIDTH, finish, random_side, sentence_lengths, settings, start, take_turns
 from torch import Tensor, nn
 
+from benchmarks.harness import REGIONS, WIDTH, finish, random_side, sentence_lengths, settings, start, take_turns
 from itm_utils.matcher import Images, Texts
 from itm_utils.models.sgraf import HEADS, SGRAF, score_by_loop
 from itm_utils.scoring import score_all

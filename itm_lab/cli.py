@@ -183,10 +183,8 @@ def run_experiments(
     receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
 ) -> None:
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
-    from itm_lab.evidence.run_tables import compared, table_of
     from itm_lab.experiments import runner
     from itm_lab.experiments.choice import search_runs
-    from itm_lab.experiments.ensembles import run_ensembles
     from itm_lab.experiments.plan import plan, plan_searches
 
     root = Paths.find().root
@@ -208,6 +206,9 @@ def run_experiments(
         for line in (*map(str, selections), *described([*searches, *planned], gpu, results, measure)):
             typer.echo(line)
         return
+    from itm_lab.evidence.run_tables import compared, table_of  # here: a plan does without scipy's statistics
+    from itm_lab.experiments.ensembles import run_ensembles
+
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
     if selections:
         if runner.run_jobs(searches, results, at_a_time):
@@ -236,9 +237,18 @@ def recipe(
 ) -> None:
     """Print all parameters of an experiment's run as YAML, for papermill's -y; or write files for its -f."""
     from itm_lab.experiments.experiment_files import read_experiments
-    from itm_lab.experiments.plan import plan_one
+    from itm_lab.experiments.plan import plan_one, unsearched
 
     root = Paths.find().root
+
+    def text_of(name: str) -> str:
+        """The parameters; where a search has yet to choose some, a comment says so, and so does the terminal."""
+        text = plan_one(root, name, parameter or []).recipe
+        if not (missing := unsearched(root, name, parameter or [], root / "receipts")):
+            return text
+        typer.echo(missing, err=True)
+        return f"# {missing}\n{text}"
+
     if names:
         for name, experiment in read_experiments(root).items():
             typer.echo(f"{name}: {experiment.about}")
@@ -246,12 +256,12 @@ def recipe(
     if write is None:
         if not experiments or len(experiments) != 1:
             raise ItmError("itm recipe: give one experiment, or --write, or --list")
-        typer.echo(plan_one(root, experiments[0], parameter or []).recipe, nl=False)
+        typer.echo(text_of(experiments[0]), nl=False)
         return
     for name in experiments or read_experiments(root):
         path = write / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(plan_one(root, name, parameter or []).recipe, encoding="utf-8")
+        path.write_text(text_of(name), encoding="utf-8")
         typer.echo(path)
 
 

@@ -119,7 +119,7 @@ class _Mining:
         self.owner = torch.from_numpy(split.owner[order]).to(device)
         self.texts = _TopK(split.n_images, facts["texts_per_image"], device)
         self.images = _TopK(split.n_captions, facts["images_per_text"], device)  # rows as in ``order``
-        self.seconds = 0.0  # of all calls that worked on these lists
+        self.seconds = 0.0  # of all calls that worked on these lists, without what a killed one had not saved
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """(i, h_t) and (c, h_i): both lists, mined from the last checkpoint on."""
@@ -140,7 +140,9 @@ class _Mining:
                     saved = time.monotonic()
             by_index = np.empty((len(self.order), self.images.length), dtype=np.int32)
             by_index[self.order.cpu().numpy()] = self.images.ranked(type(self.model).__name__)
-            return self.texts.ranked(type(self.model).__name__), by_index
+            by_image = self.texts.ranked(type(self.model).__name__)
+            self.seconds = time.monotonic() - began
+            return by_image, by_index
 
     def _steps(self) -> list[tuple[range, range]]:
         """Blocks of images and of captions, sized by what the first images and the longest captions need.

@@ -12,7 +12,7 @@ in a CPU tensor that only :func:`run` touches. As on a GPU
 What happens to CPU tensors is free: caption lengths are read on the host at no cost. A GPU's own waits that depend on
 the size of its memory or on the driver are not modelled.
 
-tests/contract/test_no_host_sync.py asks it of every model; ``python benchmarks/host_syncs.py`` prints the table.
+tests/contract/test_no_host_sync.py asks it of every model; ``python -m benchmarks.host_syncs`` prints the table.
 """
 
 from __future__ import annotations

@@ -30,10 +30,17 @@ def lab_table(
             continue
         rows[variant] = seed_interval([receipt["metrics"][metric]["value"] for receipt in found])
         models = "two models" if found[0]["models"] == 2 else "one model"
-        print(
-            f"{variant:{room}}  {metric} {rows[variant].value:5.1f}  [{rows[variant].low:.1f}, {rows[variant].high:.1f}]  {models}"
-        )
+        shown = f"{rows[variant].value:5.1f}  [{rows[variant].low:.1f}, {rows[variant].high:.1f}]  {models}"
+        print(f"{variant:{room}}  {metric} {shown}{chance_beside(metric, found)}")
     return rows
+
+
+def chance_beside(metric: str, receipts: list[dict[str, Any]]) -> str:
+    """The chance level of an attention F1, that of attending to every region, as text; empty where receipts have none."""
+    overlap = metric.removeprefix("att_f1") if metric.startswith("att_f1_iou_") else ""  # which regions are relevant
+    level = f"att_f1_chance{overlap}"
+    chance = [one["metrics"][level]["value"] for one in receipts if level in one["metrics"]]
+    return f"; every region {sum(chance) / len(chance):.1f}" if chance and metric.startswith("att_f1") else ""
 
 
 def search_table(
@@ -88,6 +95,15 @@ def published_rows(method: str, plain: bool = True) -> Iterator[Published]:
                     if row["method"] == method and not (plain and _is_changed(row)):
                         name = f"{paper} {table}".replace("_", " ").replace("CCR CCS", "CCR/CCS")
                         yield Published(name, f"{block['dataset']} {size}", row)
+
+
+def published_text(paper: str, name: str) -> dict[str, Any]:
+    """Numbers that a paper prints in its text, by their name in published_tables.yaml; empty where that is not at hand."""
+    paths = Paths.find_or_none()
+    if paths is None or not paths.published_tables.is_file():
+        return {}
+    papers = yaml.safe_load(paths.published_tables.read_text(encoding="utf-8"))["papers"]
+    return papers[paper]["text_numbers"][name]
 
 
 def _is_changed(row: Mapping[str, Any]) -> bool:

@@ -1,7 +1,8 @@
 """The ``select`` of an experiment: settings that a search on dev chooses before the experiment itself runs.
 
 Every combination of the grid runs on dev, and the baseline as often, all with seeds that no table uses. Each setting is
-chosen by the mean of the runs that share it: the best single run is mostly a lucky one. The choice is recorded with the
+chosen by the mean of the runs that share it: the best single run is mostly a lucky one. Where a file lists combinations
+that are no whole grid, one of them is chosen as a whole. The choice is recorded with the
 dev number of every run, below ``choices/`` of the chapter's receipts; where its record is, nothing is searched again.
 """
 
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from itm_lab.experiments.experiment_files import Experiment, Select
-from itm_lab.experiments.runner import SEARCH_SEED, Job, expected_receipt, grid_jobs, make_jobs
+from itm_lab.experiments.runner import SEARCH_SEED, Job, expected_receipt, grid_jobs, make_jobs, setting_jobs
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import read_receipt
 from itm_utils.errors import input_error
@@ -25,9 +26,15 @@ from itm_utils.files import write_json
 JUDGED_BY = "rsum"
 
 
-def chosen_setting(runs: Iterable[tuple[Mapping[str, Any], float]]) -> dict[str, Any]:
-    """The value of each setting with the highest mean over the runs that share it. runs: settings and result of each."""
+def chosen_setting(runs: Iterable[tuple[Mapping[str, Any], float]], whole: bool = False) -> dict[str, Any]:
+    """The value of each setting with the highest mean over the runs that share it. runs: settings and result of each.
+
+    whole: the combination with the highest mean instead; the first of equal ones.
+    """
     runs = list(runs)
+    if whole:
+        tried = [dict(given) for given, _ in runs]
+        return max(tried, key=lambda one: float(np.mean([number for given, number in runs if dict(given) == one])))
     means = setting_means(runs)
     return {name: max(values, key=lambda pair: pair[1])[0] for name, values in means.items()}
 
@@ -61,7 +68,9 @@ class Selection(NamedTuple):
     def tried(self) -> list[Job]:
         """Every combination of the grid, each with seeds of its own. They are no members of an ensemble."""
         single = replace(self.experiment, ensemble="")
-        return grid_jobs(single, self.select.grid, self.overrides, self.select.seeds)
+        if not self.select.settings:
+            return grid_jobs(single, self.select.grid, self.overrides, self.select.seeds)
+        return setting_jobs(single, self.select.settings, self.overrides, self.select.seeds)
 
     @property
     def baselines(self) -> list[Job]:
@@ -82,7 +91,8 @@ class Selection(NamedTuple):
         """What a recorded choice must share with this search."""
         values = self.experiment.values(self.overrides)
         given = {name: value for name, value in settings_of(values).items() if name not in self.select.grid}
-        select = {"grid": self.select.grid, "on": "dev", "seeds": self.select.seeds, "baseline": self.baseline.name}
+        tried = {"settings": list(self.select.settings)} if self.select.settings else {"grid": self.select.grid}
+        select = tried | {"on": "dev", "seeds": self.select.seeds, "baseline": self.baseline.name}
         folder = Path(values["dataset"]).name
         return {"experiment": self.experiment.name, "data": folder, "select": select, "parameters": given}
 
@@ -94,7 +104,7 @@ class Selection(NamedTuple):
             record = json.loads(path.read_text(encoding="utf-8"))
             known = {name: record[name] for name in self.about()}
             runs = [(run["setting"], run[JUDGED_BY]) for run in record["runs"]]
-            consistent = chosen_setting(runs) == record["chosen"]
+            consistent = chosen_setting(runs, bool(self.select.settings)) == record["chosen"]
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise input_error(path, f"no record of a choice ({error!r})", "what `itm run` wrote") from None
         if not consistent:
@@ -108,7 +118,7 @@ class Selection(NamedTuple):
         """Choose from the receipts of a finished search and write the record; returns a line that says what was chosen."""
         tried, plain = ([self.result(job, results) for job in jobs] for jobs in (self.tried, self.baselines))
         runs = [(run["setting"], run[JUDGED_BY]) for run in tried]
-        chosen = chosen_setting(runs)
+        chosen = chosen_setting(runs, bool(self.select.settings))
         means = {name: [list(pair) for pair in pairs] for name, pairs in setting_means(runs).items()}
         dataset = self.tried[0].facts.identity
         numbers = {"dataset": dataset, "chosen": chosen, "means": means, "runs": tried, "baseline_runs": plain}

@@ -224,6 +224,11 @@ class OperationCounter(TorchDispatchMode):
         super().__init__()
         self.operations, self.weights = 0, {shape for one in weights for shape in (tuple(one), tuple(one)[::-1])}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: PyTorch need not import its compiler (1.5 s) to leave this mode out of it."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, operation = kwargs or {}, func._overloadpacket
         if operation in flop_registry:

@@ -42,12 +42,14 @@ SECTIONS = ("base", "groups", "variants", "datasets")
 class Select:
     """Settings that a search on dev chooses. grid: setting → values. seeds: runs of each combination.
 
-    baseline: the variant that gets as many runs.
+    baseline: the variant that gets as many runs. settings: the combinations that are tried, where these are not all of
+    the grid; one of them is chosen as a whole.
     """
 
     grid: dict[str, list[Any]]
     seeds: int
     baseline: str
+    settings: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,15 @@ def make_experiment(path: Path, notebook: Path, dataset: str, variant: str, give
 def read_select(experiment: Experiment, given: Any) -> Select:
     """The ``select`` of an experiment, checked: every value must be one that its notebook takes."""
     where, form = f"{experiment.name}, select", "{grid: {setting: [value, …], …}, on: dev, seeds: 1}"
+    form += " (or settings: [{setting: value, …}, …] instead of grid)"
     if isinstance(given, dict):  # in YAML a bare ``on`` is true
         given = {"on" if name is True else name: value for name, value in given.items()}
-    if not isinstance(given, dict) or not {"grid", "on"} <= given.keys() <= {"grid", "on", "seeds"}:
+    wanted = {"on", "settings" if isinstance(given, dict) and "settings" in given else "grid"}
+    if not isinstance(given, dict) or not wanted <= given.keys() <= wanted | {"seeds"}:
         raise input_error(where, repr(given), form)
-    grid, seeds = given["grid"], given.get("seeds", 1)
+    settings = listed_settings(where, given["settings"], form) if "settings" in given else ()
+    grid = values_of(settings) if settings else given["grid"]
+    seeds = given.get("seeds", 1)
     if given["on"] != "dev" or type(seeds) is not int or seeds < 1:
         raise input_error(where, f"on: {given['on']}, seeds: {seeds}", f"{form}, with one seed or more")
     if not isinstance(grid, dict) or not grid:
@@ -171,7 +177,20 @@ def read_select(experiment: Experiment, given: Any) -> Select:
             raise input_error(where, f"the parameter {name}", "a setting of the model or of its training")
         for value in values:
             experiment.values({name: value})
-    return Select(grid, seeds, experiment.search_baseline)
+    return Select(grid, seeds, experiment.search_baseline, settings)
+
+
+def listed_settings(where: str, given: Any, form: str) -> tuple[dict[str, Any], ...]:
+    """Combinations that a search tries one by one: different ones, all of the same settings."""
+    fine = isinstance(given, list) and len(given) > 0 and all(isinstance(one, dict) and one for one in given)
+    if not fine or any(one.keys() != given[0].keys() or given.count(one) > 1 for one in given):
+        raise input_error(where, f"settings: {given!r}", f"{form}, each with the same settings and only once")
+    return tuple(given)
+
+
+def values_of(settings: tuple[dict[str, Any], ...]) -> dict[str, list[Any]]:
+    """Setting → the values it takes in some combinations, each once."""
+    return {name: list(dict.fromkeys(one[name] for one in settings)) for name in settings[0]}
 
 
 def fill_in(value: Any, dataset: str) -> Any:

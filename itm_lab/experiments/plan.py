@@ -81,6 +81,16 @@ def plan_searches(root: Path, names: list[str], table: str, pairs: list[str], re
     return [one for one in found if one is not None and one.recorded(results) is None]
 
 
+def unsearched(root: Path, name: str, pairs: list[str], results: Path) -> str:
+    """What to know before an experiment runs as its file describes it: its search has not been run. Empty if it needs none."""
+    ((experiment, overrides),) = asked_for(root, [name], "", pairs)
+    selection = selection_of(root, experiment, overrides)
+    if selection is None or selection.recorded(results) is not None:
+        return ""
+    searched = ", ".join(selection.select.grid)
+    return f"{name}: {searched} are placeholders: a search on dev chooses them, which `itm run {name}` runs first"
+
+
 def plan_one(root: Path, name: str, pairs: list[str]) -> Job:
     """The one run that an experiment describes, with its own seed if no other is given."""
     ((experiment, overrides),) = asked_for(root, [name], "", pairs)

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -162,11 +162,19 @@ def grid_jobs(
 
     As many runs of something without choices are a baseline for the best of them: they show the sampling noise.
     """
+    settings = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    return setting_jobs(experiment, settings, overrides, seeds)
+
+
+def setting_jobs(
+    experiment: Experiment, settings: Sequence[dict[str, Any]], overrides: dict[str, Any], seeds: int = 1
+) -> list[Job]:
+    """The given combinations of settings, on dev, seeds of its own for every run."""
     jobs = []
-    for number, values in enumerate(product(*choices.values())):
-        chosen = overrides | dict(zip(choices, values, strict=True)) | {"evaluate_on": "dev"}
+    for number, chosen in enumerate(settings):
         first = SEARCH_SEED + number * seeds
-        jobs += make_jobs(experiment, list(range(first, first + seeds)), chosen)
+        given = overrides | chosen | {"evaluate_on": "dev"}
+        jobs += make_jobs(experiment, list(range(first, first + seeds)), given)
     return jobs
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from itm_lab.publish.markdown import table
 
 RESULT = "benchmarks/results/judgements.json"
-COMMAND = "python benchmarks/judgements.py --data data/flickr8k --scores LABEL=runs/…/scores.safetensors"
+COMMAND = "python -m benchmarks.judgements --data data/flickr8k --scores LABEL=runs/…/scores.safetensors"
 MEANING = {
     "crowd": "crowd: more *yes* than *no*",
     "expert": "experts: at least two of three give 3 or 4",

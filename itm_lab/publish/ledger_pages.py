@@ -187,6 +187,22 @@ def results_page(ledger: Ledger, paper: str) -> Iterator[str]:
             yield f"{escape(with_full_stop(body['note']))}\n"
         for block in body["blocks"]:
             yield from block_table(ledger, paper, name, block)
+    yield from text_table(ledger, paper)
+
+
+def text_table(ledger: Ledger, paper: str) -> Iterator[str]:
+    """Numbers that a paper prints in its text, with ours beside them; by rows.yaml."""
+    lines = []
+    for entry in ledger.read("rows").get("text", ()):
+        if entry["paper"] != paper:
+            continue
+        printed = ledger.results[paper]["text_numbers"][entry["name"]]
+        for key, dataset in entry["datasets"].items():
+            found = ours(ledger, (entry["variant"], entry["metric"]), dataset)
+            lines.append([escape(entry["about"]), DATASETS[dataset].removesuffix(" 1K"), f"{printed[key]:,}", found])
+    if lines:
+        yield "## Numbers of the text\n"
+        yield from table(["what", "data", "printed", "ours"], lines)
 
 
 def block_table(ledger: Ledger, paper: str, where: str, block: Mapping[str, Any]) -> Iterator[str]:
@@ -252,17 +268,19 @@ def ours(ledger: Ledger, variant: tuple[str, str] | None, dataset: str) -> str:
         return "not run"
     chance = [one["att_f1_chance"]["value"] for one in metrics if "att_f1_chance" in one]
     beside = f"; every region {mean(chance):.1f}" if chance and variant[1].startswith("att_f1") else ""
-    return over_seeds([one[variant[1]] for one in metrics]) + beside
+    digits = 3 if variant[1] == "seconds_per_step" else 1  # as the paper prints them
+    return over_seeds([one[variant[1]] for one in metrics], digits) + beside
 
 
-def over_seeds(found: list[dict[str, float]]) -> str:
+def over_seeds(found: list[dict[str, float]], digits: int = 1) -> str:
     """Mean and interval of one metric of several runs, as text."""
     if len(found) > 1:
         interval = seed_interval([metric["value"] for metric in found])
     else:
         value = found[0]["value"]
         interval = Interval(value, found[0].get("low", value), found[0].get("high", value))
-    return f"{interval.value:.1f} \\[{interval.low:.1f}, {interval.high:.1f}\\] ({len(found)})"
+    value, low, high = (f"{number:.{digits}f}" for number in interval)
+    return f"{value} \\[{low}, {high}\\] ({len(found)})"
 
 
 def printed_value(row: Mapping[str, Any], column: str) -> float | str | None:

@@ -7,6 +7,7 @@ A runner reads the cell from the notebook's file (:func:`notebook_model`), a run
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from itm_utils.errors import input_error
+from itm_utils.files import read_text
 from itm_utils.training.schedule import TRAIN_TYPES
 from itm_utils.validation import Count, CountOrZero, Fraction, Settings, settings_model
 
@@ -21,6 +23,7 @@ TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 # Not settings of the experiment: a receipt has its own place for them, or they change nothing in its numbers.
 ASIDE = ("variant", "seed", "dataset", "evaluate_on", "run_dir", "teach", "device", "compiled", "num_workers", "photos")
 INJECTED = "# Parameters"  # how papermill marks its cell
+TAG = "parameters"  # of the cell that papermill takes for the parameters
 # Limits besides those of a training (TrainConfig): sizes are at least one. Every other whole number may be 0.
 SIZES = (
     "width", "word_dim", "heads", "feed_forward", "channels", "token_dim", "sim_dim", "caption_width", "caption_word_dim",
@@ -73,14 +76,14 @@ def notebook_model(path: Path) -> type[Settings]:
 
 @cache
 def _read_model(path: Path, changed: int) -> type[Settings]:
-    from papermill import inspect_notebook
-
+    """From the cell that papermill takes for the parameters: the first with that tag. Papermill itself takes a second."""
     try:
-        found = inspect_notebook(str(path))
-    except ValueError as error:  # no kernel, no JSON
-        raise input_error(path, f"what papermill cannot read ({error})", "a notebook with a Python kernel") from None
-    declared = {one["name"]: (one["inferred_type_name"], ast.literal_eval(one["default"])) for one in found.values()}
-    if not declared:
+        cells = json.loads(read_text(path, "a notebook"))["cells"]
+        tagged = [cell for cell in cells if TAG in cell["metadata"].get("tags", [])]
+        source = "".join(tagged[0]["source"]) if tagged else ""
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise input_error(path, f"what papermill cannot read ({error!r})", "a notebook with a Python kernel") from None
+    if not (declared := declared_parameters(source)):
         raise input_error(path, "no cell of parameters", "a cell of typed literals with the tag `parameters`")
     return parameters_model(path.stem, declared)
 

@@ -104,6 +104,7 @@ class OfflinePairs(PairDataset):
     what it would have drawn, and another epoch draws anew, because its batches are others.
     texts_per_image, images_per_text: use only the first so many entries of each list; 0 for all.
     derived: also load the positives of what is drawn, of which a loss may derive pairs; a third of all features.
+    warmup_epochs: epochs in which the loss uses no offline negatives: none are loaded.
     """
 
     def __init__(
@@ -116,14 +117,22 @@ class OfflinePairs(PairDataset):
         texts_per_image: int = 0,
         images_per_text: int = 0,
         derived: bool = True,
+        warmup_epochs: int = 0,
     ) -> None:
         super().__init__(split, texts)
         self.lists, self.seed, self.sampling, self.derived = lists, seed, sampling, derived
+        self.warmup_epochs, self.epoch = warmup_epochs, warmup_epochs
         self.lengths = texts_per_image or None, images_per_text or None
         lists.check(split)
         self.draw(np.arange(1))  # settings with which nothing can be drawn are an error now, not in training
 
+    def set_epoch(self, epoch: int) -> None:
+        """The training loop calls this at the start of each epoch, counted from 0, before its workers start."""
+        self.epoch = epoch
+
     def __getitem__(self, captions: int | list[int] | np.ndarray) -> PairBatch:
+        if self.epoch < self.warmup_epochs:
+            return super().__getitem__(captions)
         drawn = self.draw(np.atleast_1d(captions))
         first = self.pairs(drawn.images, drawn.texts)
         second = self.pairs(drawn.text_images, drawn.image_texts) if self.derived else ABSENT

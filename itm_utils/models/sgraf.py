@@ -379,6 +379,7 @@ class LocalSimilarity(torch.autograd.Function):
         matrix: Tensor,
         bias: Tensor,
     ) -> Tensor:
+        """Return the similarity vectors (m, x, s), each of unit norm."""
         vectors = words.new_empty(*weights.mT.shape[:2], len(matrix))
         norms = words.new_empty(*weights.mT.shape[:2], 1)
         for part, difference in differences(regions, words, weights):
@@ -394,6 +395,7 @@ class LocalSimilarity(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient of each input."""
         regions, words, weights, matrix, vectors, norms = ctx.saved_tensors
         shared = words.dim() == 2
         to_regions, to_weights = torch.empty_like(regions), torch.empty_like(weights)

@@ -113,7 +113,7 @@ class _Run:
     ) -> None:
         if isinstance(objective, nn.Module) and any(True for _ in objective.parameters()):
             raise input_error("objective", "weights of its own", "none: what is trained belongs to the model")
-        self.model, self.objective, self.config = model, objective, config
+        self.model, self.objective, self.data, self.config = model, objective, data, config
         self.folder, self.validate, self.provenance = folder, validate, provenance
         self.step, self.best, self.best_weights, self.log, self.seconds = 0, {}, {}, [], 0.0
         self.unread, self.whole = [], []
@@ -175,8 +175,10 @@ class _Run:
             epoch, self.sampler.first_batch = divmod(self.step, self.steps_per_epoch)
             self.sampler.first_batch *= self.accelerator.num_processes
             self.sampler.epoch = epoch
-            if hasattr(self.objective, "set_epoch"):  # losses that change over time, such as a warm-up
-                self.objective.set_epoch(epoch)
+            changing: tuple[Any, ...] = (self.objective, self.data)  # as a warm-up, which reads no offline negatives
+            for part in changing:
+                if hasattr(part, "set_epoch"):
+                    part.set_epoch(epoch)
             self.model.set_epoch(epoch)  # and a model's own, that fade
             for batch in self.loader:
                 self._train_step(batch)

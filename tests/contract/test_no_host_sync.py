@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 import second_device
 import torch
+from accelerate import Accelerator
+from conftest import small
 from contract_cases import CASES, DEFAULTS, OBJECTIVES, Case, made, pair_batch
 from count_syncs import scoring_syncs, step_syncs
 from second_device import DEVICE, Sync, counting
 from test_objectives import lacks_attention
 
+from itm_utils.data.batches import PairDataset
 from itm_utils.models.keeping_score import MeanPool
 from itm_utils.models.mmca import MMCA, HardNegativeTripletLoss
 from itm_utils.models.vsepp import HingeTriplet
+from itm_utils.training import TrainConfig, loop
 
 # Matchers and objectives that still wait. Whoever cleans one takes its name out: the last test fails until then.
 NOT_YET: set[str] = set()
@@ -53,6 +57,26 @@ def test_no_way_to_select_negatives_waits(settings: dict) -> None:
     with counting() as syncs:
         HardNegativeTripletLoss(**settings)(model, batch)[0].backward()
     assert not syncs, told(syncs)
+
+
+def test_a_step_of_the_training_loop_never_waits(
+    any_pairs: PairDataset, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop's own step, not a copy of it; its numbers are read afterwards, with one wait for all steps."""
+    monkeypatch.setattr(Accelerator, "device", property(lambda accelerator: DEVICE))
+    model = small(MeanPool, 30, any_pairs.split.feature_dim)
+    config = TrainConfig(epochs=1, batch_size=4, device="cpu")
+    run = loop._Run(model, HingeTriplet(), any_pairs, config, tmp_path, None, {})
+    batches = [any_pairs[list(range(start, start + 4))].to(DEVICE, non_blocking=True) for start in (0, 4, 8)]
+    run._train_step(batches[0])  # fills the optimizer's state
+    with counting() as syncs:
+        for batch in batches[1:]:
+            run._train_step(batch)
+    assert not syncs, told(syncs)
+    assert {parameter.device for parameter in model.parameters()} == {DEVICE}
+    with counting() as syncs:
+        run._read_unread()
+    assert len(syncs) == 1 and len(run.log) == 3, told(syncs)
 
 
 def test_what_still_waits_is_listed() -> None:

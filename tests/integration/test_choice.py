@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 
@@ -135,6 +136,17 @@ def test_a_record_that_does_not_fit_is_refused(change, message: str, itm_run, tm
 
 def test_of_equal_means_the_first_value_is_taken() -> None:
     assert chosen_setting([({"width": 8}, 1.0), ({"width": 16}, 1.0)]) == {"width": 8}
+
+
+def test_a_recipe_says_which_of_its_settings_a_search_has_yet_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    missing = "ccr_ccs/coco/saf_ccr: ccr_weight, ccr_margin are placeholders"
+    found = CliRunner().invoke(app, ["recipe", "ccr_ccs/coco/saf_ccr"])
+    assert found.exit_code == 0 and missing in found.stderr
+    assert found.stdout.startswith(f"# {missing}") and yaml.safe_load(found.stdout)["variant"] == "SAF CCR"
+    for given in (["ccr_ccs/coco/saf_ccr", "-p", "ccr_weight=0.1"], ["ccr_ccs/coco/saf_baseline"]):
+        found = CliRunner().invoke(app, ["recipe", *given])
+        assert found.exit_code == 0 and not found.stderr and not found.stdout.startswith("#")
 
 
 GRID = "grid: {width: [8, 16]}"

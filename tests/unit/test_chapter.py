@@ -233,3 +233,20 @@ def test_splits_that_do_not_fit_together_are_refused_before_training(
     message = f"{split}_ims.npy: found images of shape {shape[1:]}, expected (6, 24), as in train."
     with pytest.raises(ItmError, match=re.escape(message)):
         toy_run.open()
+
+
+def test_parameters_of_a_notebook_are_those_that_papermill_finds() -> None:
+    """The cell is read without papermill, whose import alone takes half a second; papermill must see the same."""
+    import ast
+
+    from papermill import inspect_notebook
+
+    from itm_lab.records.parameters import notebook_model
+
+    root = Path(__file__).resolve().parents[2]
+    notebooks = sorted((root / "notebooks").glob("[0-9]*.ipynb"))
+    tagged = [path for path in notebooks if (root / "experiments" / f"{path.stem.partition('_')[2]}.yaml").is_file()]
+    assert len(tagged) == 11
+    for path in tagged:
+        found = {name: ast.literal_eval(one["default"]) for name, one in inspect_notebook(str(path)).items()}
+        assert {name: field.default for name, field in notebook_model(path).model_fields.items()} == found

@@ -201,7 +201,7 @@ def test_wilson_wants_cases() -> None:
 
 
 def test_the_page_shows_what_was_counted(split: PrecompSplit) -> None:
-    assert "benchmarks/judgements.py" in judgements_fragment(split.root)  # no audit yet: how to make one
+    assert "benchmarks.judgements" in judgements_fragment(split.root)  # no audit yet: how to make one
     grade = [("0 0 3", "1 3 0")[(i + j) % 2] for i in range(6) for j in range(6)]
     lines = [f"{name(k // 6)} {name(k % 6)}#2 {answer}" for k, answer in enumerate(grade)]
     write(split.root, ["b.jpg a.jpg#2 3 3 4"], lines)

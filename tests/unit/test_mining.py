@@ -31,6 +31,7 @@ from itm_utils.matcher import Images, Matcher, PairBatch, Scores, Texts
 from itm_utils.mining import Drawn, OfflineLists, draw_offline, mine, read_lists
 from itm_utils.models.keeping_score import MeanPool
 from itm_utils.models.scan import SCAN
+from itm_utils.models.vsepp import VSEPP, HingeTriplet
 from itm_utils.scoring import score_split
 from itm_utils.training.checkpoints import model_info, read_checkpoint, save_model, write_checkpoint
 from itm_utils.training.loop import TrainConfig, train
@@ -545,6 +546,30 @@ def test_a_batch_brings_its_offline_negatives(offline_pairs: OfflinePairs, toy_p
     assert ids(offline_pairs.__getitems__(captions)) == ids(batch)  # what a loader calls
     assert len(batch.offline) == 4
     assert toy_pairs[captions].offline is None
+
+
+def test_no_offline_negatives_are_loaded_before_the_warm_up_ends(
+    toy_pairs: PairDataset, toy_lists: OfflineLists, tmp_path: Path
+) -> None:
+    """The training loop tells the data its epoch; what is drawn afterwards is what would have been drawn."""
+    pairs = OfflinePairs(toy_pairs.split, toy_pairs.texts, toy_lists, seed=4, warmup_epochs=2)
+    always = OfflinePairs(toy_pairs.split, toy_pairs.texts, toy_lists, seed=4)
+    some, seen = [0, 7, 12], []
+    for epoch in (0, 1):
+        pairs.set_epoch(epoch)
+        assert pairs[some].offline is None
+    pairs.set_epoch(2)
+    assert torch.equal(pairs[some].offline.second.images.ids, always[some].offline.second.images.ids)
+    assert pairs.identity() == always.identity()  # a run that began without this setting resumes
+
+    def objective(model: VSEPP, batch: PairBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        seen.append(batch.offline is not None)
+        return HingeTriplet(0.2)(model, batch)
+
+    config = TrainConfig(epochs=3, batch_size=len(pairs) // 2, learning_rate=0.001, device="cpu")
+    model = VSEPP(len(Vocabulary.of_folder(toy_pairs.split.root)), toy_pairs.split.feature_dim, width=8, word_dim=5)
+    train(model, objective, pairs, config, tmp_path / "run")
+    assert seen == [False] * 4 + [True] * 2
 
 
 def test_what_a_loss_does_not_derive_is_not_loaded(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from itm_lab.evidence.statistics import seed_interval
-from itm_lab.evidence.tables import lab_table, published_rows, search_table
+from itm_lab.evidence.tables import chance_beside, lab_table, published_rows, search_table
 from itm_lab.records.receipts import variant_values
 
 
@@ -34,3 +34,12 @@ def test_published_rows_are_of_the_method_itself() -> None:
     assert plain == [("CCR/CCS table 1", "Flickr30K 1K", 468.7), ("CCR/CCS table 2", "MS-COCO 1K", 511.9)]
     assert len(list(published_rows("PFAN", plain=False))) > len(plain)
     assert next(published_rows("VSE++")).recalls == [52.9, 80.5, 87.2, 39.6, 70.1, 79.5]
+
+
+def test_the_chance_level_stands_beside_an_attention_f1_and_nothing_else() -> None:
+    receipts = [{"metrics": {"att_f1_chance": {"value": value}}} for value in (39.0, 40.0)]
+    assert chance_beside("att_f1", receipts) == "; every region 39.5"
+    assert chance_beside("att_f1_iou_06", receipts) == ""  # other regions are relevant there
+    strict = [{"metrics": {"att_f1_chance": {"value": 40.0}, "att_f1_chance_iou_06": {"value": 25.0}}}]
+    assert chance_beside("att_f1_iou_06", strict) == "; every region 25.0"
+    assert chance_beside("rsum", receipts) == chance_beside("att_f1", [{"metrics": {}}]) == ""
