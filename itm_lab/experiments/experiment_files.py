@@ -28,13 +28,13 @@ from typing import Any
 
 import yaml
 
+from itm_lab.records.nested_yaml import load_yaml
 from itm_lab.records.parameters import ASIDE, notebook_model
 from itm_utils.errors import ItmError, input_error
 from itm_utils.files import read_text
 from itm_utils.validation import Settings, validated
 
 ABOUT = ("about", "note", "table", "ensemble", "seeds", "search_baseline")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one written in C is ten times as fast
 SECTIONS = ("base", "groups", "variants", "datasets")
 
 
@@ -207,7 +207,7 @@ def check_placeholders(where: str, value: Any) -> None:
 def expand(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
     """(dataset, variant, all that is said of it) of each experiment of a file."""
     try:
-        content = yaml.load(read_text(path, "the form of experiments/README.md"), Loader=LOADER)  # a safe one  # nosec B506
+        content = load_yaml(read_text(path, "the form of experiments/README.md"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if isinstance(error, ItmError):
             raise

@@ -15,7 +15,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this file's own folder is there already
 
 import torch
-from damaged_inputs import ACCEPTED, CLEAR, READERS, TRACEBACK, read_damaged
+from damaged_inputs import ACCEPTED, CLEAR, READERS, TRACEBACK, WAYS, read_damaged
 from striking import ERROR, KINDS, LOST, SAME, Ended, Outcome, Size, measure, strike
 from workloads import ROOT, WORKLOADS, Workload, load_encoder
 
@@ -72,7 +72,8 @@ def read_all(each: int) -> list[dict[str, object]]:
     rows = []
     for name, reader in READERS.items():
         with tempfile.TemporaryDirectory() as folder:
-            counts = Counter(read_damaged(reader, Path(folder), Random(f"{name} {n}")) for n in range(each))
+            drawn = (read_damaged(reader, Path(folder), Random(f"{name} {n}"), n % WAYS) for n in range(each))
+            counts = Counter(drawn)
         rows.append({"reader": name} | {word: counts[word] for word in (ACCEPTED, CLEAR, TRACEBACK)})
         print(f"{name}: {dict(counts)}", flush=True)
     return rows

@@ -43,8 +43,11 @@ class Reader:
     read: Callable[[Path], Any]
 
 
-def damage(content: bytes, random: Random) -> bytes:
-    """Other bytes: cut, flipped, repeated, removed, replaced, in another encoding, nested without end, or nothing."""
+WAYS = 9
+
+
+def damage(content: bytes, random: Random, way: int) -> bytes:
+    """Other bytes: cut, nothing, replaced, repeated, removed, in another encoding, nested without end; by number."""
     here = random.randrange(len(content) + 1)
     there = min(len(content), here + random.randrange(1, 64))
     ways: list[Callable[[], bytes]] = [
@@ -62,13 +65,13 @@ def damage(content: bytes, random: Random) -> bytes:
             + content[there:]
         ),
     ]
-    return random.choice(ways)()
+    return ways[way]()
 
 
-def read_damaged(reader: Reader, folder: Path, random: Random) -> str:
-    """Damage a good file, read it, and say what came of it."""
+def read_damaged(reader: Reader, folder: Path, random: Random, way: int) -> str:
+    """Damage a good file in one of the ways, read it, and say what came of it."""
     path = reader.write(folder)
-    path.write_bytes(damage(path.read_bytes(), random))
+    path.write_bytes(damage(path.read_bytes(), random, way))
     try:
         with redirect_stdout(StringIO()):
             reader.read(path)

@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_read_says_why(text: str, message: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "content", [FILE.encode("utf-16"), b"base: " + b"[" * 20_000, b"\xff\xff"], ids=["16", "deep", "bytes"]
+    "content", [FILE.encode("utf-16"), b"base: " + b"[" * 200_000, b"\xff\xff"], ids=["16", "deep", "bytes"]
 )
 def test_a_file_of_other_bytes_is_one_clear_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "scan.yaml").write_bytes(content)
