@@ -35,6 +35,7 @@ from itm_utils.files import read_text
 from itm_utils.validation import Settings, validated
 
 ABOUT = ("about", "note", "table", "ensemble", "seeds", "search_baseline")
+MOST_SEEDS = 10_000  # in one range
 SECTIONS = ("base", "groups", "variants", "datasets")
 
 
@@ -301,8 +302,9 @@ def read_seeds(text: str) -> list[int]:
     """``"0-4"``, ``"7"`` or ``"1,3,5-7"`` as numbers."""
     seeds: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        if found is None or int(found[2] or found[1]) < int(found[1]):
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())  # a generator takes 32 bits
+        drawn = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+        if not 0 < len(drawn) <= MOST_SEEDS:
             raise input_error("--seeds", repr(text), "numbers and ranges such as 0-4 or 1,3,5-7")
-        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
+        seeds += drawn
     return seeds
