@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM = false
 export PYDEVD_DISABLE_FILE_VALIDATION = 1
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install book test unit pytest parity notebooks pages serve export bench reproduce student lint format clean
+.PHONY: FORCE help install book test unit pytest parity notebooks pages serve export bench reproduce faults student lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 20
@@ -86,6 +86,9 @@ bench: $(STAMP)  ## every ratio the book claims, measured in turns; fails if one
 reproduce: $(STAMP)  ## run the lab experiments again with their seeds, and compare with the committed receipts (hours)
 	@$(BIN)/itm run --table lab/foundations --dry-run | tail -2
 	@ITM_PROGRESS=1 $(BIN)/itm run --table lab/foundations --receipts runs/reproduced
+
+faults: $(STAMP)  ## strike every work with over 200 faults, and readers with over 500 damaged inputs (minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/faults/campaign.py
 
 student: $(STAMP)  ## copies of the chapters without solutions, in _build/student/
 	@$(BIN)/itm notebooks student

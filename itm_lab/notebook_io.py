@@ -35,9 +35,9 @@ def read_notebook(path: Path) -> NotebookNode:
         notebook = v4.reads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise input_error(path, "no such file", "a notebook") from None
-    except (ValueError, AttributeError, KeyError) as error:
+    except (ValueError, AttributeError, KeyError, RecursionError) as error:
         raise input_error(path, f"unreadable JSON ({error})", "a notebook of format 4.5") from None
-    if notebook.get("nbformat") != 4 or "cells" not in notebook:
+    if notebook.get("nbformat") != 4 or not isinstance(notebook.get("cells"), list):
         raise input_error(path, f"format {notebook.get('nbformat')}", "a notebook of format 4.5")
     return notebook
 

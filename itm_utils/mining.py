@@ -82,7 +82,12 @@ def mine(
     with FileLock(folder / ".lock"):  # a second process waits, and reads the lists of the first
         if (folder / "manifest.json").exists():
             check_same(folder / "manifest.json", read_manifest(folder), facts)
-        else:
+            try:
+                return read_lists(folder, split)
+            except ItmError as error:  # they are of these facts, and a disk damaged them
+                print(f"{error} Mining begins again.")
+                (folder / "manifest.json").unlink()
+        if not (folder / "manifest.json").exists():
             work = _Mining(model, split, captions, facts | {"budget": budget}, folder / STATE)
             name = {"dataset": split.identity()["name"], "described": dict(described or {})}
             texts, images = work.finish()

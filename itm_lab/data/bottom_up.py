@@ -11,6 +11,7 @@ last: a split without features does not open, so half a split never looks whole.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import time
@@ -22,18 +23,29 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from itm_lab.data.disk import check_file, check_outputs, check_space, make_folder, read_json, write_outputs
+from itm_lab.data.disk import (
+    check_file,
+    check_outputs,
+    check_space,
+    file_digest,
+    make_folder,
+    read_sealed,
+    write_outputs,
+    write_sealed,
+)
 from itm_lab.data.karpathy import image_key
 from itm_lab.data.selection import Wanted, wanted_from_sources
 from itm_lab.data.tsv import Line, Regions, decode, read_tsv
 from itm_utils.errors import ItmError, input_error
-from itm_utils.files import reserve, write_json
+from itm_utils.files import reserve
 from itm_utils.progress import bar
 
 NOTE_SECONDS = 10.0  # between two notes in the journal
 NOTE_BYTES = 2**28  # written between two notes, at most: also what the maps may hold in memory
 SAMPLE = 2**16  # bytes at both ends of a source that tell it from another of its size
 JOURNAL = "journal.json"
+DIGESTS = "digests"  # of each row of each file, while they grow
+DIGEST_BYTES = 16
 
 
 @dataclass
@@ -124,7 +136,7 @@ class _Conversion:
         check_outputs(self.texts)
         if self._target("ims").exists() and self._is_finished():
             shutil.rmtree(self.staging)
-            return self._converted(read_json(self.record, "the record of a conversion")["report"], already=True)
+            return self._converted(self._read_record()["report"], already=True)
         self.progress = self._resume()
         if not self.progress.finished:
             self._fill()
@@ -145,12 +157,27 @@ class _Conversion:
         hint = "Nothing was written. Move the old files away, or choose another folder or split."
         if not self.record.is_file():
             raise input_error(self._target("ims"), "features of another origin", "no such file", hint)
-        record = read_json(self.record, "the record of a conversion")
-        if not isinstance(record, dict) or not {"facts", "sources", "report"} <= set(record):
+        record = self._read_record()
+        if not {"facts", "sources", "report"} <= set(record):
             raise input_error(self.record, "another content", "the record of a conversion", hint)
         if record["facts"] != self.facts or record["sources"] != self.described:
             raise input_error(self.record, "a conversion of other files or images", "the same, or no such file", hint)
+        self._check_files(record)
         return True
+
+    @property
+    def _anew(self) -> str:
+        """What to do about a finished split that is damaged."""
+        return f"Remove {', '.join(map(str, (self.record, *map(self._target, self.shapes))))} to convert again."
+
+    def _read_record(self) -> dict[str, Any]:
+        return read_sealed(self.record, "the record of a conversion", self._anew)
+
+    def _check_files(self, record: dict[str, Any]) -> None:
+        """Every byte is as it was written: of COCO's features this takes a minute or two."""
+        for kind, digest in record.get("files", {}).items():
+            if not self._target(kind).is_file() or file_digest(self._target(kind)) != digest:
+                raise input_error(self._target(kind), "other bytes than were written", "those that were", self._anew)
 
     # -- the journal ------------------------------------------------------------------------------------------------
 
@@ -159,13 +186,14 @@ class _Conversion:
         path = self.staging / JOURNAL
         if not path.is_file():
             return self._begin()
-        note = read_json(path, "the journal of a conversion")
+        note = read_sealed(path, "the journal of a conversion", f"Remove {self.staging} to begin anew.")
         try:
             noted, facts = note["sources"], note["facts"]
             same = facts == self.facts and self.described[: len(noted)] == noted  # more files may follow
             progress = Progress.from_json(note["progress"], self.facts["rows"]) if same else None
-            if progress is not None and not progress.finished:
+            if progress is not None and (not progress.finished or not self.record.exists()):
                 self._open_maps()
+                self._check_rows(progress)
         except (KeyError, TypeError, ValueError, OSError) as error:
             hint = f"Remove {self.staging} to begin anew."
             raise input_error(
@@ -187,12 +215,33 @@ class _Conversion:
             path = self.staging / f"{kind}.npy"
             np.lib.format.open_memmap(path, "w+", dtype, shape)
             reserve(path)
+        np.save(
+            self.staging / f"{DIGESTS}.npy", np.zeros((self.facts["rows"], len(self.shapes), DIGEST_BYTES), np.uint8)
+        )
         self._open_maps()
         return Progress(filled=np.zeros(self.facts["rows"], dtype=bool))
 
+    def _check_rows(self, progress: Progress) -> None:
+        """Rows that an earlier call wrote are as it wrote them: they are read once."""
+        for kind, (shape, dtype) in self.shapes.items():
+            header = _header(shape, dtype)
+            with (self.staging / f"{kind}.npy").open("rb") as file:
+                if file.read(len(header)) != header:
+                    raise ValueError(f"another header of {kind}.npy than was written")
+        for row in np.flatnonzero(progress.filled):
+            if (self.maps[DIGESTS][row] != self._row_digests(int(row))).any():
+                raise ValueError(f"row {row} other than was written")
+
+    def _row_digests(self, row: int) -> np.ndarray:
+        """(kinds, 16) hashes of a row of each file."""
+        rows = (np.ascontiguousarray(self.maps[kind][row]) for kind in self.shapes)
+        digests = [hashlib.blake2b(values.tobytes(), digest_size=DIGEST_BYTES).digest() for values in rows]
+        return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(self.shapes), DIGEST_BYTES)
+
     def _open_maps(self) -> None:
         """Map the files anew: pages that are written are no longer counted as memory of this process."""
-        self.maps = {kind: np.lib.format.open_memmap(self.staging / f"{kind}.npy", "r+") for kind in self.shapes}
+        kinds = (*self.shapes, DIGESTS)
+        self.maps = {kind: np.lib.format.open_memmap(self.staging / f"{kind}.npy", "r+") for kind in kinds}
         self.unnoted, self.noted = 0, time.monotonic()
 
     def _note(self) -> None:
@@ -200,7 +249,7 @@ class _Conversion:
         for array in self.maps.values():
             array.flush()
         note = {"facts": self.facts, "sources": self.described, "progress": self.progress.to_json()}
-        write_json(self.staging / JOURNAL, note)
+        write_sealed(self.staging / JOURNAL, note)
         self._open_maps()
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -245,6 +294,7 @@ class _Conversion:
             return False
         for kind, values in {"ims": found.features, "boxes": found.boxes, "sizes": found.size}.items():
             self.maps[kind][row] = values
+        self.maps[DIGESTS][row] = self._row_digests(row)
         self.progress.filled[row] = True
         self.unnoted += found.features.nbytes
         return True
@@ -269,7 +319,9 @@ class _Conversion:
         self.maps = {}
         write_outputs(self.texts)
         if not self.record.exists():
-            write_json(self.record, {"facts": self.facts, "sources": self.described, "report": self._report()})
+            files = {kind: file_digest(self.staging / f"{kind}.npy") for kind in self.shapes}
+            about = {"facts": self.facts, "sources": self.described, "report": self._report(), "files": files}
+            write_sealed(self.record, about)
         for kind in self.shapes:  # features are the last of them
             staged = self.staging / f"{kind}.npy"
             if staged.exists():
@@ -278,7 +330,16 @@ class _Conversion:
                         self._target(kind), "a file that came in between", "no such file", "Move it away."
                     )
                 os.replace(staged, self._target(kind))
+        self._check_files(self._read_record())
         shutil.rmtree(self.staging)
+
+
+def _header(shape: tuple[int, ...], dtype: Any) -> bytes:
+    """The first bytes of an array's file."""
+    buffer = io.BytesIO()
+    about = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, about)
+    return buffer.getvalue()
 
 
 def _described(source: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from itm_utils.errors import input_error
-from itm_utils.files import atomic, check_file, read_text
+from itm_utils.files import atomic, check_file, read_text, write_json
 
 
 def read_lines(path: str | Path, expected: str) -> list[str]:
@@ -33,6 +34,35 @@ def read_json(path: str | Path, expected: str, hook: Callable[[dict[str, Any]], 
         raise input_error(
             path, f"a damaged file ({error})", f"{expected}, complete", "Copy or download it again."
         ) from error
+
+
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON with a hash of itself: a note that steers later work must not be read with another number in it."""
+    write_json(path, {**content, "seal": _seal(content)})
+
+
+def read_sealed(path: Path, expected: str, hint: str) -> dict[str, Any]:
+    """What :func:`write_sealed` wrote, without its seal; older files have none, and are read as they are."""
+    try:
+        content = json.loads(read_text(path, expected, hint))
+    except (ValueError, RecursionError) as error:
+        raise input_error(path, f"a damaged note ({error})", expected, hint) from error
+    if not isinstance(content, dict):
+        raise input_error(path, f"a damaged note, a {type(content).__name__}", expected, hint)
+    seal = content.pop("seal", None)
+    if seal is not None and seal != _seal(content):
+        raise input_error(path, "other numbers than were written", expected, hint)
+    return content
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Hash of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_folder(path: Path) -> None:

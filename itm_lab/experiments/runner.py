@@ -227,8 +227,11 @@ def remove_damaged(job: Job) -> None:
 
 
 def lacks_scores(job: Job, results: Path) -> bool:
-    """Whether a finished run must be opened again: an ensemble still needs its scores, and only its checkpoints are there."""
-    if not job.experiment.ensemble or expected_receipt(job, results, ensemble_variant(job)).exists():
+    """Whether a finished run must be opened again: its scores are damaged or missing, and its checkpoints are there.
+
+    Once the ensemble that it is a member of has a receipt, nobody needs them.
+    """
+    if job.experiment.ensemble and expected_receipt(job, results, ensemble_variant(job)).exists():
         return False
     try:
         read_scores(job.folder / "scores.safetensors")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import numpy as np
 
 from itm_utils.errors import input_error
+
+BLOCK = 2**24  # bytes that are read at once
 
 
 class GrowingArray:
@@ -27,6 +30,10 @@ class GrowingArray:
         if (there := self.file.seek(0, os.SEEK_END)) < end:
             raise self._damaged(f"{there:,} bytes")
         self.file.truncate(end)  # what came after the last note is made again
+        self.digest = hashlib.sha256()  # of all rows
+        self.file.seek(self.header)
+        while block := self.file.read(BLOCK):
+            self.digest.update(block)
 
     def _damaged(self, found: str) -> Exception:
         hint = f"Remove {self.path.parent.parent} to start over."
@@ -42,7 +49,9 @@ class GrowingArray:
     def append(self, values: np.ndarray) -> None:
         """Add rows (n, …); they are on the disk when this returns."""
         self.file.seek(self.header + self.rows * self.bytes)
-        self.file.write(np.ascontiguousarray(values, dtype=self.dtype).tobytes())
+        content = np.ascontiguousarray(values, dtype=self.dtype).tobytes()
+        self.digest.update(content)
+        self.file.write(content)
         self.file.flush()
         os.fsync(self.file.fileno())
         self.rows += len(values)

@@ -20,7 +20,7 @@ import PIL
 import torch
 from filelock import FileLock, Timeout
 
-from itm_lab.data.disk import make_folder
+from itm_lab.data.disk import file_digest, make_folder, read_sealed, write_sealed
 from itm_lab.photos.album import SPLITS, Photo, read_album, split_by_lists, split_by_lot
 from itm_lab.photos.appendable_npy import GrowingArray
 from itm_lab.photos.image_files import UnreadableError, read_image
@@ -29,7 +29,7 @@ from itm_lab.photos.report import IMAGE, NOTE, Remark, as_text
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import SPECIAL, Vocabulary
 from itm_utils.errors import input_error
-from itm_utils.files import write_json, write_text
+from itm_utils.files import write_text
 from itm_utils.progress import bar
 
 BATCH = 16  # images that go through the network at once; it decides the last digits of the features
@@ -118,8 +118,13 @@ def _finished(out: Path, facts: dict[str, Any]) -> Made | None:
         return None
     if not (out / FACTS).is_file():
         raise input_error(out, "a folder with other files" if out.is_dir() else "a file", "an empty place", hint)
+    known = read_sealed(out / FACTS, "the description of features", hint)
+    for name, digest in known.get("files", {}).items():
+        if not (out / name).is_file() or file_digest(out / name) != digest:
+            raise input_error(
+                out / name, "other bytes than were written", "those that were", f"Remove {out} to repeat."
+            )
     try:
-        known = json.loads((out / FACTS).read_text(encoding="utf-8"))
         splits = {split: (known["pictures"][split], known["captions"][split]) for split in SPLITS}
         same = {name: known.get(name) for name in facts} == facts
         said = [Remark(*line.split("\t")) for line in (out / SKIPPED).read_text(encoding="utf-8").splitlines()]
@@ -141,11 +146,15 @@ def _lock_run_dir(staging: Path) -> AbstractContextManager:
 
 @dataclass
 class State:
-    """The note. batches: that are safe. rows: of each split. remarks: on images so far. left_out: their names."""
+    """The note. batches: that are safe. rows: of each split. remarks: on images so far. left_out: their names.
+
+    digests: of the rows of each split, as far as they are safe.
+    """
 
     facts: dict[str, Any]
     batches: int = 0
     rows: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
     remarks: list[list[str]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -162,6 +171,14 @@ class _Extraction:
         cells, rows = (GRID * GRID, network.width), self.state.rows
         self.features = {s: GrowingArray(self.data / f"{s}_ims.npy", cells, "<f2", rows.get(s, 0)) for s in splits}
         self.sizes = {s: GrowingArray(self.data / f"{s}_sizes.npy", (2,), "<i4", rows.get(s, 0)) for s in splits}
+        for split, digest in self.state.digests.items():
+            if self._digest(split) != digest:
+                found = "rows other than were written before the interruption"
+                hint = f"Remove {staging} to start over."
+                raise input_error(self.features[split].path, found, "undamaged rows", hint)
+
+    def _digest(self, split: str) -> str:
+        return f"{self.features[split].digest.hexdigest()} {self.sizes[split].digest.hexdigest()}"
 
     def _resume(self, facts: dict[str, Any]) -> State:
         path = self.staging / STATE
@@ -169,9 +186,9 @@ class _Extraction:
             return State(facts)
         hint = f"Remove {self.staging} to start over."
         try:
-            state = State(**json.loads(path.read_text(encoding="utf-8")))
+            state = State(**read_sealed(path, "how far the last call came", hint))
             noted = dict(state.facts)
-        except (ValueError, TypeError) as error:
+        except TypeError as error:
             raise input_error(path, f"a damaged note ({error})", "how far the last call came", hint) from error
         for name, value in facts.items():
             if noted.get(name) != value:
@@ -190,7 +207,7 @@ class _Extraction:
         for number in bar(range(done, len(batches)), "features", "batch", initial=done, total=len(batches)):
             self._batch(*batches[number])
             self.state.batches = number + 1
-            write_json(self.staging / STATE, asdict(self.state))
+            write_sealed(self.staging / STATE, asdict(self.state))
 
     def _batch(self, split: str, photos: list[Photo]) -> None:
         """Read, look, append: rows first, the note about them (by the caller) after."""
@@ -209,7 +226,7 @@ class _Extraction:
             self._check(features, len(images))
             self.features[split].append(features)
             self.sizes[split].append(np.array([image.size for image in images]))
-        self.state.rows[split] = self.features[split].rows
+        self.state.rows[split], self.state.digests[split] = self.features[split].rows, self._digest(split)
 
     def _check(self, features: np.ndarray, images: int) -> None:
         wanted = (images, GRID * GRID, self.network.width)
@@ -237,7 +254,8 @@ class _Extraction:
         numbers = {
             what: {split: n[k] for split, n in counts.items()} for k, what in enumerate(("pictures", "captions"))
         }
-        write_json(self.data / FACTS, {**self.state.facts, **numbers, "made_with": versions})
+        files = {path.name: file_digest(path) for path in sorted(self.data.iterdir()) if path.name != FACTS}
+        write_sealed(self.data / FACTS, {**self.state.facts, **numbers, "made_with": versions, "files": files})
         for split in read:
             open_split(self.data, split)  # what our own reader refuses must not get its place
         give_place(self.data, out)

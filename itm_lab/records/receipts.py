@@ -201,7 +201,7 @@ def read_receipt(path: str | Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise input_error(path, "no such file", "a receipt") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise input_error(path, f"no JSON ({error})", "a receipt") from error
     check_receipt(content, path)
     if content["ranks"] is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from itm_lab.paths import Paths
+from itm_lab.records.nested_yaml import load_yaml
 from itm_utils.errors import input_error
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
@@ -109,8 +110,7 @@ class RuleBook:
         """One of the files in ``book/data``, by its name."""
         path = self.paths.book_data / f"{name}.yaml"
         try:
-            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-            return yaml.load(path.read_bytes(), Loader=loader)  # a safe one  # nosec B506
+            return load_yaml(path.read_bytes())
         except (OSError, yaml.YAMLError) as error:
             raise input_error(path, " ".join(str(error).split()), "the book's data") from error
 

@@ -295,16 +295,21 @@ class _Run:
             tensors = weights | checkpoints.optimizer_tensors(self.optimizer) | checkpoints.rng_tensors(self.device)
             # The best weights travel inside: a checkpoint is all there is to know about a run at its step.
             tensors |= {f"best.{name}": tensor for name, tensor in self.best_weights.items()}
+            tensors["log.records"] = _as_bytes(self.log)
             info = self._identity() | {"step": self.step, "best": self.best, "seconds": self.seconds}
             info["optimizer_tensors"] = sum(name.startswith("optimizer.") for name in tensors)
             path = self.folder / f"step-{self.step:08d}.safetensors"
             checkpoints.write_checkpoint(path, tensors, info)
             self._remove_old(path)
-            if self.best:
-                info = checkpoints.model_info(self.model, self.provenance) | {"best": self.best}
-                best = {f"model.{name}": tensor for name, tensor in self.best_weights.items()}
-                checkpoints.write_checkpoint(self.folder / "best.safetensors", best, info)
+            self._write_best()
         self.accelerator.wait_for_everyone()
+
+    def _write_best(self, damaged_only: bool = False) -> None:
+        """Write the best weights for other commands to open. damaged_only: not if the file holds them already."""
+        path, info = self.folder / "best.safetensors", checkpoints.model_info(self.model, self.provenance)
+        tensors = {f"model.{name}": tensor for name, tensor in self.best_weights.items()}
+        if self.best and not (damaged_only and _holds(path, tensors, self.best)):
+            checkpoints.write_checkpoint(path, tensors, info | {"best": self.best})
 
     def _remove_old(self, written: Path) -> None:
         """Keep the newest checkpoints that are known to be whole; without enough of them, keep all files."""
@@ -346,7 +351,8 @@ class _Run:
         if self.main:
             for left_over in self.folder.glob(".*.tmp"):  # of a process that was killed while writing
                 left_over.unlink()
-            self.log = _cut_log(self.folder / "log.jsonl", self.step)
+            self.log = _restored_log(self.folder / "log.jsonl", checkpoint)
+            self._write_best(damaged_only=True)  # the last process may have ended before it could
         self.accelerator.wait_for_everyone()
 
 
@@ -386,6 +392,31 @@ def _described(objective: Callable[..., Any]) -> dict[str, Any]:
             shown = asdict(value) | shown
     plain = {k: v for k, v in shown.items() if isinstance(v, bool | int | float | str)}
     return {"name": name} | plain | inner  # an objective inside an objective counts too
+
+
+def _as_bytes(log: list[dict[str, Any]]) -> Tensor:
+    """The log as a tensor of bytes, so that a checkpoint has its digest: receipts are made from the log, too."""
+    return torch.frombuffer(bytearray(json.dumps(log).encode()), dtype=torch.uint8)
+
+
+def _holds(path: Path, tensors: Mapping[str, Tensor], best: Mapping[str, float]) -> bool:
+    """Whether a file is whole and has these weights."""
+    try:
+        found = checkpoints.read_checkpoint(path)
+    except ItmError:
+        return False
+    return found.info.get("best") == best and (
+        checkpoints.tensor_digest(found.tensors) == checkpoints.tensor_digest(tensors)
+    )
+
+
+def _restored_log(path: Path, checkpoint: checkpoints.Checkpoint | None) -> list[dict[str, Any]]:
+    """The log as the checkpoint has it, and the file made so; older checkpoints have none, and the file is cut."""
+    if checkpoint is None or "log.records" not in checkpoint.tensors:
+        return _cut_log(path, checkpoint.info["step"] if checkpoint else 0)
+    log = json.loads(checkpoint.tensors["log.records"].numpy().tobytes())
+    write_text(path, "".join(json.dumps(record) + "\n" for record in log))
+    return log
 
 
 def _cut_log(path: Path, step: int) -> list[dict[str, Any]]:

@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_read_says_why(text: str, message: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "content", [FILE.encode("utf-16"), b"base: " + b"[" * 20_000, b"\xff\xff"], ids=["16", "deep", "bytes"]
+    "content", [FILE.encode("utf-16"), b"base: " + b"[" * 200_000, b"\xff\xff"], ids=["16", "deep", "bytes"]
 )
 def test_a_file_of_other_bytes_is_one_clear_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "scan.yaml").write_bytes(content)
@@ -658,6 +658,12 @@ def test_seeds() -> None:
     assert read_seeds("0-2,7") == [0, 1, 2, 7]
 
 
+@pytest.mark.parametrize("text", ["", "2-1", "-1", "0-999999999", "9" * 30, f"0-{'9' * 30}", "1,,2", "9" * 5000])
+def test_seeds_that_are_none_or_without_end_are_one_clear_error(text: str) -> None:
+    with pytest.raises(ItmError, match="--seeds: found"):
+        read_seeds(text)
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_a_plan_names_every_run_and_its_cost(table: str) -> None:
     jobs = plan(ROOT, [], table, "0-1", [], [])
@@ -712,7 +718,10 @@ def test_a_paper_scale_experiment_runs_to_a_receipt_and_a_row(tmp_path: Path) ->
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_goes_on_training_when_the_command_has_ended(number: signal.Signals, tmp_path: Path) -> None:
     arguments = command("vsepp/f30k/vsepp", fake(tmp_path / "f30k", "test"), tmp_path, "epochs=100000")
+    before = signal.signal(number, signal.SIG_DFL) if number == signal.SIGHUP else None  # tests may run under nohup
     running = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if number == signal.SIGHUP:
+        signal.signal(number, before)
     deadline = time.monotonic() + 300
     while not list(tmp_path.rglob("step-*.safetensors")):
         assert running.poll() is None and time.monotonic() < deadline

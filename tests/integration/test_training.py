@@ -25,7 +25,7 @@ from itm_utils.data.batches import PairDataset, ResumableBatches, WordCaptions
 from itm_utils.data.precomp import open_split
 from itm_utils.errors import ItmError
 from itm_utils.models.keeping_score import InBatchSoftmax, MeanPool
-from itm_utils.training import loop
+from itm_utils.training import checkpoints, loop
 from itm_utils.training.checkpoints import (
     FORMAT,
     WITHOUT_DIGESTS,
@@ -348,12 +348,25 @@ def test_older_checkpoints_are_still_read(toy_pairs: PairDataset, tmp_path: Path
 @pytest.mark.parametrize(
     "line", [b"\xff\xfe{", b'{"loss": 1}', b"[]", b"[" * 100_000], ids=("bytes", "step", "list", "deep")
 )
-def test_a_damaged_line_of_the_log_is_dropped(line: bytes, toy_pairs: PairDataset, tmp_path: Path) -> None:
+def test_a_damaged_line_of_the_log_is_restored_from_the_checkpoint(
+    line: bytes, toy_pairs: PairDataset, tmp_path: Path
+) -> None:
     first = train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, CONFIG, tmp_path)
     lines = (tmp_path / "log.jsonl").read_bytes().splitlines()
     (tmp_path / "log.jsonl").write_bytes(b"\n".join([lines[0], line, *lines[2:]]))
     again = train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, CONFIG, tmp_path)
-    assert again.log == [first.log[0], *first.log[2:]]
+    assert again.log == first.log
+
+
+def test_best_weights_that_are_damaged_or_missing_are_written_again(toy_pairs: PairDataset, tmp_path: Path) -> None:
+    """As a kill between the last checkpoint and the best weights, or a disk, leaves them."""
+    path, first = tmp_path / "best.safetensors", []
+    for damage in (lambda: None, path.unlink, lambda: path.write_bytes(path.read_bytes()[:-1] + b"x")):
+        damage()
+        train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, CONFIG, tmp_path, validate=lambda m: {"rsum": 1.0})
+        found = checkpoints.read_checkpoint(path)
+        first.append((checkpoints.tensor_digest(found.tensors), found.info))
+    assert first[0] == first[1] == first[2]
 
 
 def test_one_run_a_folder(toy_pairs: PairDataset, tmp_path: Path) -> None:
