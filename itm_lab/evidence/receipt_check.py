@@ -1,4 +1,4 @@
-"""Whether a receipt that somebody brings may join the ledger."""
+"""Whether a receipt that somebody brings may join the ledger, and whether those that are there belong there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,24 @@ from typing import Any
 from itm_lab.evidence.ledger import Ledger
 from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.records.parameters import settings_of
-from itm_lab.records.receipts import read_receipt, receipt_path
+from itm_lab.records.receipts import Identities, read_named_receipt, read_receipt, receipt_path
 from itm_utils.errors import input_error
+
+SET_ASIDE = "set_aside"  # receipts that no table or verdict reads, with the reason beside them
+
+
+def check_folder(root: Path) -> str:
+    """One line about all receipts of a checkout; the first that may not be there raises its problem.
+
+    Each lies where its content says, once; it fits its seal and its ranks; no two seeds of a variant have the same ranks.
+    """
+    ledger, identities = Ledger(root), Identities()
+    folder = ledger.paths.receipts
+    paths = [path for path in sorted(folder.rglob("*.json")) if SET_ASIDE not in path.relative_to(folder).parts]
+    for path in paths:
+        identities.add(read_named_receipt(path, folder), path)
+    counted = sum(len(runs) for runs in ledger.receipts.values())  # reading them checks data and number of images
+    return f"{folder}: {len(paths)} receipts good; {counted} of them on a test split that verdicts speak of"
 
 
 def check_receipts(root: Path, paths: list[Path]) -> Iterator[str]:
