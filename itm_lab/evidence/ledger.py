@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from itm_lab.evidence.rank_check import check_ranks
 from itm_lab.evidence.verdicts import ComparisonResult, evaluate, printed_findings, verdict_of
 from itm_lab.paths import Paths
 from itm_lab.records.receipts import Identities, read_evidence, read_named_receipt
@@ -110,8 +111,12 @@ class Ledger(RuleBook):
             return None
         if receipt["ranks"] is None:
             raise input_error(path, "no ranks", "a receipt whose recalls can be computed again")
-        if (images := len(read_evidence(path).i2t)) != known["images"]:
+        evidence = read_evidence(path)
+        if (images := len(evidence.i2t)) != known["images"]:
             raise input_error(path, f"ranks of {images} images", f"the {known['images']} of {name}'s test split")
+        if name != "coco" and protocol != f"all {images}":
+            raise input_error(path, f"protocol {protocol} on {name}", f"all {images}: only COCO is scored in folds")
+        check_ranks(receipt, evidence, path)
         return "coco 5K" if protocol == "5K" else name
 
     def verdict(self, claim: str, dataset: str | None = None) -> Verdict:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from itm_lab.evidence.ledger import Ledger
+from itm_lab.evidence.rank_check import check_circumstances, check_intervals, check_ranks
 from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.records.parameters import settings_of
-from itm_lab.records.receipts import Identities, read_named_receipt, read_receipt, receipt_path
+from itm_lab.records.receipts import Identities, read_evidence, read_named_receipt, read_receipt, receipt_path
 from itm_utils.errors import input_error
 
 SET_ASIDE = "set_aside"  # receipts that no table or verdict reads, with the reason beside them
+SAMPLED = 40  # of so many committed receipts one has its intervals computed again: 50 ms each
 
 
 def check_folder(root: Path) -> str:
@@ -23,8 +25,13 @@ def check_folder(root: Path) -> str:
     ledger, identities = Ledger(root), Identities()
     folder = ledger.paths.receipts
     paths = [path for path in sorted(folder.rglob("*.json")) if SET_ASIDE not in path.relative_to(folder).parts]
-    for path in paths:
-        identities.add(read_named_receipt(path, folder), path)
+    for number, path in enumerate(paths):
+        receipt = read_named_receipt(path, folder)
+        identities.add(receipt, path)
+        if receipt["ranks"] is not None:
+            check_ranks(receipt, evidence := read_evidence(path), path)
+            if number % SAMPLED == 0:
+                check_intervals(receipt, evidence, path)
     counted = sum(len(runs) for runs in ledger.receipts.values())  # reading them checks data and number of images
     return f"{folder}: {len(paths)} receipts good; {counted} of them on a test split that verdicts speak of"
 
@@ -46,6 +53,8 @@ def check_one(ledger: Ledger, path: Path) -> str:
         data = receipt["dataset"]
         known = f"the test split of {', '.join(ledger.datasets)} (of coco: testall)"
         raise input_error(path, f"{data['name']} {data['split']}, protocol {receipt['protocol']}", known)
+    check_intervals(receipt, read_evidence(path), path)
+    check_circumstances(ledger.root, receipt, path)
     check_fingerprint(ledger, receipt, path)
     check_settings(ledger, receipt, path)
     present = ledger.rules_for(receipt["chapter"], receipt["variant"])

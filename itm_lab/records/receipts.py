@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -145,6 +146,8 @@ def check_receipt(receipt: Any, where: str | Path) -> dict[str, Any]:
     if errors:
         raise input_error(where, f"{errors[0].json_path}: {errors[0].message}", "a receipt that follows the schema")
     for name, metric in receipt["metrics"].items():
+        if not all(map(math.isfinite, metric.values())):
+            raise input_error(where, f"{name} = {metric}", "finite numbers")
         if not metric.get("low", metric["value"]) <= metric["value"] <= metric.get("high", metric["value"]):
             raise input_error(where, f"{name} = {metric}", "an interval around its value")
     if receipt["seal"] != seal_of(receipt):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from typer.testing import CliRunner
 
 from itm_lab.cli import app
 from itm_lab.evidence.ledger import Ledger
-from itm_lab.evidence.receipt_check import check_folder
+from itm_lab.evidence.rank_check import check_circumstances
+from itm_lab.evidence.receipt_check import check_folder, check_one
 from itm_lab.evidence.tables import search_table
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, variant_receipts, write_receipt
 from itm_utils.errors import ItmError
@@ -135,3 +137,89 @@ def test_what_is_set_aside_is_not_read(root: Path) -> None:
     for suffix in (".json", ".npz"):
         path.with_suffix(suffix).rename(path.parent / "set_aside" / path.with_suffix(suffix).name)
     assert "2 receipts good" in check_folder(root)
+
+
+# ---------------------------------------------------------------------------------------------- numbers that cannot be
+
+
+def forge(path: Path, change=None, **arrays: np.ndarray) -> None:
+    """Other ranks beside a receipt, its recalls and seal fitted to them; then ``change`` of its content."""
+    with np.load(path.with_suffix(".npz")) as file:
+        evidence = Evidence(**({name: file[name] for name in ("i2t", "t2i", "owner")} | arrays))
+    np.savez_compressed(path.with_suffix(".npz"), i2t=evidence.i2t, t2i=evidence.t2i, owner=evidence.owner)
+    receipt = json.loads(path.read_text(encoding="utf-8"))
+    receipt["ranks"] = evidence.digest
+    receipt["metrics"] = {name: {"value": value} for name, value in evidence.recalls("all 500").items()}
+    if change:
+        change(receipt)
+    path.write_text(json.dumps(receipt | {"seal": seal_of(receipt)}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"i2t": np.full(500, -1)}, "i2t ranks from -1 to -1, expected ranks from 0 to 2499"),
+        ({"t2i": np.full(2500, 500)}, "t2i ranks from 500 to 500, expected ranks from 0 to 499"),
+        ({"t2i": np.zeros(500, int), "owner": np.arange(500)}, "500 captions"),
+        ({"owner": np.zeros(2500, int)}, "five captions for each of 500 images"),
+        ({"i2t": np.full(500, 0.5)}, "500 whole numbers"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(root: Path, arrays: dict, message: str) -> None:
+    forge(next((root / "receipts").rglob("*s5.json")), **arrays)
+    for read in (lambda: Ledger(root).receipts, lambda: check_folder(root)):
+        with pytest.raises(ItmError, match=message):
+            read()
+
+
+def drop_recalls(receipt: dict) -> None:
+    receipt["metrics"] = {"dev_rsum": {"value": 300.0}}
+
+
+def infinite(receipt: dict) -> None:
+    receipt["metrics"]["rsum"] |= {"low": float("-inf"), "high": float("inf")}
+
+
+def narrow(receipt: dict) -> None:
+    value = receipt["metrics"]["rsum"]["value"]
+    receipt["metrics"]["rsum"] |= {"low": value - 0.1, "high": value + 0.1}
+
+
+def tomorrow(receipt: dict) -> None:
+    receipt["run"]["finished"] = "2999-01-01T00:00:00+00:00"
+
+
+def no_date(receipt: dict) -> None:
+    receipt["run"]["finished"] = "yesterday"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop_recalls, "no i2t_mean_rank|no i2t_r1"),
+        (infinite, "finite numbers"),
+        (narrow, "rsum in .*which its ranks give"),
+        (tomorrow, "not in the future"),
+        (no_date, "finished: 'yesterday'"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(tmp_path: Path, change, message: str) -> None:
+    path = put(tmp_path, 5, 300)
+    forge(path, change)
+    with pytest.raises(ItmError, match=message):
+        check_one(BOOK, path)
+
+
+def test_a_commit_that_does_not_exist_is_refused_where_there_is_a_history(tmp_path: Path) -> None:
+    receipt = {"run": {"finished": "2026-01-01T00:00:00+00:00", "commit": "d" * 40 + "+"}}
+    check_circumstances(tmp_path, receipt, tmp_path)  # nobody to ask
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    with pytest.raises(ItmError, match="commit dddddddddddd, expected a commit of this repository"):
+        check_circumstances(tmp_path, receipt, tmp_path)
+
+
+def test_five_folds_are_for_coco(root: Path) -> None:
+    path = next((root / "receipts").rglob("*s5.json"))
+    relabel(path, path.name.replace("_s5", "_5-folds-of-100_s5"), protocol="5 folds of 100")
+    with pytest.raises(ItmError, match="only COCO is scored in folds"):
+        Ledger(root).receipts  # noqa: B018
