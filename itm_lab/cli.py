@@ -60,6 +60,7 @@ def ledger(
     as_json: Annotated[bool, typer.Option("--json", help="Everything behind each verdict, as JSON.")] = False,
     foundations: Annotated[bool, typer.Option("--foundations", help="The claims of part I instead.")] = False,
     check: Annotated[list[Path] | None, typer.Option("--check", help="Receipts to check; may be repeated.")] = None,
+    check_all: Annotated[bool, typer.Option("--check-all", help="Check every receipt below receipts/.")] = False,
     files: Annotated[list[Path] | None, typer.Argument(help="More receipts for --check.")] = None,
 ) -> None:
     """Print every claim with its verdict, or check receipts before they join the others."""
@@ -68,11 +69,16 @@ def ledger(
 
     from itm_lab.evidence.ledger import Ledger
 
+    if check_all:
+        from itm_lab.evidence.receipt_check import check_folder
+
+        typer.echo(check_folder(Paths.find().root))
     if check or files:
         from itm_lab.evidence.receipt_check import check_receipts
 
         for line in check_receipts(Paths.find().root, [*(check or []), *(files or [])]):
             typer.echo(line)
+    if check_all or check or files:
         return
     book = Ledger(Paths.find().root)
     claims = book.foundations if foundations else book.claims

@@ -14,9 +14,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from itm_lab.evidence.rank_check import check_ranks
 from itm_lab.evidence.verdicts import ComparisonResult, evaluate, printed_findings, verdict_of
 from itm_lab.paths import Paths
-from itm_lab.records.receipts import read_evidence, read_receipt
+from itm_lab.records.receipts import Identities, read_evidence, read_named_receipt
 from itm_lab.records.rules import Comparison, RuleBook, comparisons, rule_digest
 from itm_utils.errors import input_error
 
@@ -82,12 +83,17 @@ class Ledger(RuleBook):
 
     @cached_property
     def receipts(self) -> dict[tuple[str, str, str], dict[int, Run]]:
-        """(chapter, variant, dataset) → seed → path and receipt, each of them checked."""
+        """(chapter, variant, dataset) → seed → path and receipt, each of them checked and of its own identity."""
         found: dict[tuple[str, str, str], dict[int, Run]] = {}
+        identities = Identities()
         for path in sorted(self.paths.receipts.glob("*/*.json")):
-            receipt = read_receipt(path)
+            receipt = read_named_receipt(path, self.paths.receipts)
             if place := self.place(receipt, path):
-                found.setdefault((receipt["chapter"], receipt["variant"], place), {})[receipt["seed"]] = (path, receipt)
+                identities.add(receipt, path)
+                runs = found.setdefault((receipt["chapter"], receipt["variant"], place), {})
+                if (known := runs.setdefault(receipt["seed"], (path, receipt))[0]) != path:
+                    expected = f"one receipt for each variant, dataset and seed ({known.name} is this one's)"
+                    raise input_error(path, "a second receipt of one run", expected, "Remove one of them.")
         return found
 
     def place(self, receipt: Mapping[str, Any], path: Path) -> str | None:
@@ -105,8 +111,12 @@ class Ledger(RuleBook):
             return None
         if receipt["ranks"] is None:
             raise input_error(path, "no ranks", "a receipt whose recalls can be computed again")
-        if (images := len(read_evidence(path).i2t)) != known["images"]:
+        evidence = read_evidence(path)
+        if (images := len(evidence.i2t)) != known["images"]:
             raise input_error(path, f"ranks of {images} images", f"the {known['images']} of {name}'s test split")
+        if name != "coco" and protocol != f"all {images}":
+            raise input_error(path, f"protocol {protocol} on {name}", f"all {images}: only COCO is scored in folds")
+        check_ranks(receipt, evidence, path)
         return "coco 5K" if protocol == "5K" else name
 
     def verdict(self, claim: str, dataset: str | None = None) -> Verdict:

@@ -1,4 +1,4 @@
-"""Whether a receipt that somebody brings may join the ledger."""
+"""Whether a receipt that somebody brings may join the ledger, and whether those that are there belong there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from itm_lab.evidence.ledger import Ledger
+from itm_lab.evidence.rank_check import check_circumstances, check_intervals, check_ranks
 from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.records.parameters import settings_of
-from itm_lab.records.receipts import read_receipt, receipt_path
+from itm_lab.records.receipts import Identities, read_evidence, read_named_receipt, read_receipt, receipt_path
 from itm_utils.errors import input_error
+
+SET_ASIDE = "set_aside"  # receipts that no table or verdict reads, with the reason beside them
+SAMPLED = 40  # of so many committed receipts one has its intervals computed again: 50 ms each
+
+
+def check_folder(root: Path) -> str:
+    """One line about all receipts of a checkout; the first that may not be there raises its problem.
+
+    Each lies where its content says, once; it fits its seal and its ranks; no two seeds of a variant have the same ranks.
+    """
+    ledger, identities = Ledger(root), Identities()
+    folder = ledger.paths.receipts
+    paths = [path for path in sorted(folder.rglob("*.json")) if SET_ASIDE not in path.relative_to(folder).parts]
+    for number, path in enumerate(paths):
+        receipt = read_named_receipt(path, folder)
+        identities.add(receipt, path)
+        if receipt["ranks"] is not None:
+            check_ranks(receipt, evidence := read_evidence(path), path)
+            if number % SAMPLED == 0:
+                check_intervals(receipt, evidence, path)
+    counted = sum(len(runs) for runs in ledger.receipts.values())  # reading them checks data and number of images
+    return f"{folder}: {len(paths)} receipts good; {counted} of them on a test split that verdicts speak of"
 
 
 def check_receipts(root: Path, paths: list[Path]) -> Iterator[str]:
@@ -30,6 +53,8 @@ def check_one(ledger: Ledger, path: Path) -> str:
         data = receipt["dataset"]
         known = f"the test split of {', '.join(ledger.datasets)} (of coco: testall)"
         raise input_error(path, f"{data['name']} {data['split']}, protocol {receipt['protocol']}", known)
+    check_intervals(receipt, read_evidence(path), path)
+    check_circumstances(ledger.root, receipt, path)
     check_fingerprint(ledger, receipt, path)
     check_settings(ledger, receipt, path)
     present = ledger.rules_for(receipt["chapter"], receipt["variant"])

@@ -10,7 +10,7 @@ import yaml
 
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.paths import Paths
-from itm_lab.records.receipts import read_receipt, variant_receipts
+from itm_lab.records.receipts import read_named_receipt, variant_receipts
 
 
 def lab_table(
@@ -47,9 +47,9 @@ def search_table(
     chapter: str, variants: Iterable[str], parameter: str = "learning_rate", dataset: str = "scenes"
 ) -> None:
     """Print what a search on dev found: for each variant the tried values of one parameter and the mean rsum of each."""
-    receipts = [
-        read_receipt(path) for path in sorted((Paths.find().receipts / chapter / "search").glob(f"*_{dataset}_s*.json"))
-    ]
+    folder = Paths.find().receipts
+    found = sorted((folder / chapter / "search").glob(f"*_{dataset}_s*.json"))
+    receipts = [read_named_receipt(path, folder) for path in found]
     room = max(map(len, variants))
     for variant in variants:
         tried = {}

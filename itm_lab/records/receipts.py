@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -145,6 +146,8 @@ def check_receipt(receipt: Any, where: str | Path) -> dict[str, Any]:
     if errors:
         raise input_error(where, f"{errors[0].json_path}: {errors[0].message}", "a receipt that follows the schema")
     for name, metric in receipt["metrics"].items():
+        if not all(map(math.isfinite, metric.values())):
+            raise input_error(where, f"{name} = {metric}", "finite numbers")
         if not metric.get("low", metric["value"]) <= metric["value"] <= metric.get("high", metric["value"]):
             raise input_error(where, f"{name} = {metric}", "an interval around its value")
     if receipt["seal"] != seal_of(receipt):
@@ -209,6 +212,43 @@ def read_receipt(path: str | Path) -> dict[str, Any]:
     return modernised(content) if content["schema"] == 2 else content
 
 
+def read_named_receipt(path: str | Path, folder: str | Path) -> dict[str, Any]:
+    """Read a receipt that lies below ``folder``, and refuse it under any name but the one that its content gives.
+
+    So chapter, variant, dataset, protocol and seed are one identity, and a copy under another name replaces nothing.
+    """
+    receipt = read_receipt(path)
+    if Path(path) != (named := receipt_path(receipt, folder)):
+        expected = f"{named.relative_to(folder).as_posix()}, the name that its content gives"
+        raise input_error(path, "a receipt under another name", expected, "Remove it: it is a copy, or was relabelled.")
+    return receipt
+
+
+class Identities:
+    """Receipts seen so far: each identity once, and no ranks twice among the seeds of one variant on one dataset."""
+
+    def __init__(self) -> None:
+        self._paths: dict[tuple[Any, ...], Path] = {}
+        self._ranks: dict[tuple[Any, ...], Path] = {}
+
+    def add(self, receipt: Mapping[str, Any], path: Path) -> None:
+        """Refuse a second receipt of one identity, and ranks that another seed has as well."""
+        data = receipt["dataset"]
+        group = (
+            receipt["chapter"], receipt["variant"], data["name"].removesuffix("_precomp"), data["split"], receipt["protocol"],
+        )  # fmt: skip
+        if (known := self._paths.setdefault((*group, receipt["seed"]), path)) != path:
+            expected = f"one receipt for each variant, dataset, protocol and seed ({known.name} is this one's)"
+            raise input_error(path, "a second receipt of one run", expected, "Remove one of them.")
+        if receipt["ranks"] is None:
+            return
+        if (known := self._ranks.setdefault((*group, receipt["ranks"]), path)) != path:
+            expected = "other ranks for every seed"
+            raise input_error(
+                path, f"the ranks of {known.name}", expected, "One of the two was relabelled: run it again."
+            )
+
+
 def variant_receipts(
     chapter: str, variant: str, dataset: str = "scenes", folder: Path | None = None
 ) -> list[dict[str, Any]]:
@@ -219,7 +259,11 @@ def variant_receipts(
     folder = folder or Paths.find().receipts
     named = f"{variant}_{dataset}_s".replace("/", "-").replace(" ", "-")
     found = [path for path in (Path(folder) / chapter).glob("*.json") if path.name.startswith(named)]
-    return sorted((read_receipt(path) for path in found), key=lambda receipt: receipt["seed"])
+    receipts, identities = [], Identities()
+    for path in sorted(found):
+        receipts.append(read_named_receipt(path, folder))
+        identities.add(receipts[-1], path)
+    return sorted(receipts, key=lambda receipt: receipt["seed"])
 
 
 def variant_values(chapter: str, variant: str, metric: str = "rsum", dataset: str = "scenes") -> np.ndarray:

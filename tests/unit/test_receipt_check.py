@@ -1,0 +1,225 @@
+"""Receipts that were forged, copied or relabelled: none of them reaches a verdict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from itm_lab.cli import app
+from itm_lab.evidence.ledger import Ledger
+from itm_lab.evidence.rank_check import check_circumstances
+from itm_lab.evidence.receipt_check import check_folder, check_one
+from itm_lab.evidence.tables import search_table
+from itm_lab.records.receipts import Evidence, make_receipt, seal_of, variant_receipts, write_receipt
+from itm_utils.errors import ItmError
+
+ROOT = Path(__file__).resolve().parents[2]
+BOOK = Ledger(ROOT)
+WARM = "VSE++ hardest after warm-up"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with the book's data and receipts of three seeds of one variant."""
+    shutil.copytree(ROOT / "book/data", tmp_path / "book/data")
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    for seed in (5, 6, 7):
+        put(tmp_path / "receipts", seed, 300 + seed)
+    return tmp_path
+
+
+def put(folder: Path, seed: int, hits: int, **change) -> Path:
+    """A receipt on Scenes: ``hits`` of 500 images, and their captions, are found at once."""
+    owner = np.repeat(np.arange(500), 5)
+    i2t = np.where(np.arange(500) < hits, 0, 100)
+    evidence = Evidence(i2t, i2t[owner], owner)
+    data = {"name": "scenes", "split": "test", "fingerprint": BOOK.datasets["scenes"]["fingerprint"]}
+    about = {"chapter": "01_vsepp", "variant": WARM, "dataset": data, "parameters": {"learning_rate": 0.1}} | change
+    receipt = make_receipt(
+        **about, seed=seed, metrics=evidence.recalls("all 500"), protocol="all 500", seconds=1.0, device="cpu",
+        evidence=evidence, rules={},
+    )  # fmt: skip
+    return write_receipt(receipt, folder, evidence)
+
+
+def relabel(path: Path, name: str, **change) -> Path:
+    """A copy of a receipt and its ranks under another name, resealed."""
+    receipt = json.loads(path.read_text(encoding="utf-8")) | change
+    receipt["seal"] = seal_of(receipt)
+    copy = path.with_name(name)
+    shutil.copy(path.with_suffix(".npz"), copy.with_suffix(".npz"))
+    copy.write_text(json.dumps(receipt), encoding="utf-8")
+    return copy
+
+
+def test_every_committed_receipt_is_good() -> None:
+    assert " receipts good" in check_folder(ROOT)
+
+
+def test_a_forged_copy_under_another_name_replaces_no_seed(root: Path) -> None:
+    better = put(root / "elsewhere", 5, 500)
+    for suffix in (".json", ".npz"):
+        shutil.copy(better.with_suffix(suffix), root / f"receipts/01_vsepp/zzz{suffix}")
+    for read in (lambda: Ledger(root).receipts, lambda: check_folder(root)):
+        with pytest.raises(ItmError, match=r"zzz\.json: found a receipt under another name"):
+            read()
+
+
+def test_a_receipt_of_another_chapter_is_refused(root: Path) -> None:
+    (root / "receipts/02_scan").mkdir()
+    for path in sorted((root / "receipts/01_vsepp").glob("*s5.*")):
+        shutil.copy(path, root / "receipts/02_scan")
+    with pytest.raises(ItmError, match=r"expected 01_vsepp/VSE\+\+-hardest-after-warm-up_scenes_s5\.json"):
+        Ledger(root).receipts  # noqa: B018
+
+
+def test_a_relabelled_seed_is_refused(root: Path) -> None:
+    """The best seed once more as seed 8: name, content and seal fit, the ranks are another seed's."""
+    best = next((root / "receipts").rglob("*s7.json"))
+    relabel(best, best.name.replace("s7", "s8"), seed=8)
+    readers = (
+        lambda: Ledger(root).receipts,
+        lambda: check_folder(root),
+        lambda: variant_receipts("01_vsepp", WARM, folder=root / "receipts"),
+    )
+    for read in readers:
+        with pytest.raises(ItmError, match=r"_s8\.json: found the ranks of .*_s7\.json"):
+            read()
+
+
+def test_one_run_under_two_names_of_its_dataset_is_refused(root: Path) -> None:
+    path = next((root / "receipts").rglob("*s5.json"))
+    data = json.loads(path.read_text(encoding="utf-8"))["dataset"] | {"name": "scenes_precomp"}
+    relabel(path, path.name.replace("_scenes_", "_scenes_precomp_"), dataset=data)
+    with pytest.raises(ItmError, match="a second receipt of one run"):
+        Ledger(root).receipts  # noqa: B018
+
+
+def test_chapters_tables_refuse_a_receipt_under_another_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    path = next((root / "receipts").rglob("*s5.json"))
+    copy = relabel(path, path.name.replace("s5", "s5_again"))
+    with pytest.raises(ItmError, match="a receipt under another name"):
+        variant_receipts("01_vsepp", WARM)
+    for suffix in (".json", ".npz"):
+        copy.with_suffix(suffix).unlink()
+    data = {"name": "scenes", "split": "dev", "fingerprint": "d" * 64}
+    tried = put(root / "receipts", 0, 200, dataset=data)
+    assert tried.parent.name == "search"
+    search_table("01_vsepp", [WARM])
+    relabel(tried, "z_scenes_s0.json")
+    with pytest.raises(ItmError, match="a receipt under another name"):
+        search_table("01_vsepp", [WARM])
+    with pytest.raises(ItmError, match="a receipt under another name"):
+        check_folder(root)
+
+
+def test_the_command_checks_the_whole_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    result = CliRunner().invoke(app, ["ledger", "--check-all"])
+    assert result.exit_code == 0 and "3 receipts good; 3 of them on a test split" in result.output
+    path = next((root / "receipts").rglob("*s5.json"))
+    relabel(path, "zzz.json")
+    result = CliRunner().invoke(app, ["ledger", "--check-all"])
+    assert result.exit_code == 2 and "zzz.json: found a receipt under another name" in result.output
+
+
+def test_what_is_set_aside_is_not_read(root: Path) -> None:
+    path = next((root / "receipts").rglob("*s5.json"))
+    (path.parent / "set_aside").mkdir()
+    for suffix in (".json", ".npz"):
+        path.with_suffix(suffix).rename(path.parent / "set_aside" / path.with_suffix(suffix).name)
+    assert "2 receipts good" in check_folder(root)
+
+
+# ---------------------------------------------------------------------------------------------- numbers that cannot be
+
+
+def forge(path: Path, change=None, **arrays: np.ndarray) -> None:
+    """Other ranks beside a receipt, its recalls and seal fitted to them; then ``change`` of its content."""
+    with np.load(path.with_suffix(".npz")) as file:
+        evidence = Evidence(**({name: file[name] for name in ("i2t", "t2i", "owner")} | arrays))
+    np.savez_compressed(path.with_suffix(".npz"), i2t=evidence.i2t, t2i=evidence.t2i, owner=evidence.owner)
+    receipt = json.loads(path.read_text(encoding="utf-8"))
+    receipt["ranks"] = evidence.digest
+    receipt["metrics"] = {name: {"value": value} for name, value in evidence.recalls("all 500").items()}
+    if change:
+        change(receipt)
+    path.write_text(json.dumps(receipt | {"seal": seal_of(receipt)}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"i2t": np.full(500, -1)}, "i2t ranks from -1 to -1, expected ranks from 0 to 2499"),
+        ({"t2i": np.full(2500, 500)}, "t2i ranks from 500 to 500, expected ranks from 0 to 499"),
+        ({"t2i": np.zeros(500, int), "owner": np.arange(500)}, "500 captions"),
+        ({"owner": np.zeros(2500, int)}, "five captions for each of 500 images"),
+        ({"i2t": np.full(500, 0.5)}, "500 whole numbers"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(root: Path, arrays: dict, message: str) -> None:
+    forge(next((root / "receipts").rglob("*s5.json")), **arrays)
+    for read in (lambda: Ledger(root).receipts, lambda: check_folder(root)):
+        with pytest.raises(ItmError, match=message):
+            read()
+
+
+def drop_recalls(receipt: dict) -> None:
+    receipt["metrics"] = {"dev_rsum": {"value": 300.0}}
+
+
+def infinite(receipt: dict) -> None:
+    receipt["metrics"]["rsum"] |= {"low": float("-inf"), "high": float("inf")}
+
+
+def narrow(receipt: dict) -> None:
+    value = receipt["metrics"]["rsum"]["value"]
+    receipt["metrics"]["rsum"] |= {"low": value - 0.1, "high": value + 0.1}
+
+
+def tomorrow(receipt: dict) -> None:
+    receipt["run"]["finished"] = "2999-01-01T00:00:00+00:00"
+
+
+def no_date(receipt: dict) -> None:
+    receipt["run"]["finished"] = "yesterday"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop_recalls, "no i2t_mean_rank|no i2t_r1"),
+        (infinite, "finite numbers"),
+        (narrow, "rsum in .*which its ranks give"),
+        (tomorrow, "not in the future"),
+        (no_date, "finished: 'yesterday'"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(tmp_path: Path, change, message: str) -> None:
+    path = put(tmp_path, 5, 300)
+    forge(path, change)
+    with pytest.raises(ItmError, match=message):
+        check_one(BOOK, path)
+
+
+def test_a_commit_that_does_not_exist_is_refused_where_there_is_a_history(tmp_path: Path) -> None:
+    receipt = {"run": {"finished": "2026-01-01T00:00:00+00:00", "commit": "d" * 40 + "+"}}
+    check_circumstances(tmp_path, receipt, tmp_path)  # nobody to ask
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    with pytest.raises(ItmError, match="commit dddddddddddd, expected a commit of this repository"):
+        check_circumstances(tmp_path, receipt, tmp_path)
+
+
+def test_five_folds_are_for_coco(root: Path) -> None:
+    path = next((root / "receipts").rglob("*s5.json"))
+    relabel(path, path.name.replace("_s5", "_5-folds-of-100_s5"), protocol="5 folds of 100")
+    with pytest.raises(ItmError, match="only COCO is scored in folds"):
+        Ledger(root).receipts  # noqa: B018
