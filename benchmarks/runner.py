@@ -65,13 +65,15 @@ class Work:
     """The ways of a case at one size.
 
     scale: how many times the work of ours a way leaves out, for ways too slow to do all of it. outputs: ways that
-    must agree with ours to ``tolerance``, which are compared before anything is timed.
+    must agree with ours to ``tolerance``, which are compared before anything is timed; relative: to the largest number
+    of ours.
     """
 
     ways: Mapping[str, Way]
     scale: Mapping[str, float] = field(default_factory=dict)
     outputs: Mapping[str, Way] = field(default_factory=dict)
     tolerance: float = 1e-4
+    relative: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,7 +82,7 @@ class Case:
     """Some ratios that are measured together.
 
     build: the work at a size. sizes: by name, "full" for the receipt and "tiny" for a trial. growth: further sizes of
-    which ``grown`` ways are timed, for the curves of the page.
+    which ``grown`` ways are timed: with the full one, the curves of the page.
     """
 
     name: str
@@ -100,8 +102,11 @@ def measure(case: Case, size: Mapping[str, int], rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     work = case.build(**size)
     difference = check_outputs(case.name, work)
-    peak = {name: peak_beyond(way) for name, way in work.ways.items()}  # and everything is warm
-    repeats = {name: repetitions(way) for name, way in work.ways.items()}
+    peak, repeats = {}, {}
+    for name, way in work.ways.items():  # and everything is warm
+        first: list[float] = []
+        peak[name] = peak_beyond(lambda way=way, first=first: first.append(timed(way)))
+        repeats[name] = repetitions(first[0] if first else timed(way))
     seconds: dict[str, list[float]] = {name: [] for name in work.ways}
     for _ in range(rounds):
         for name, way in work.ways.items():
@@ -132,16 +137,18 @@ def check_outputs(name: str, work: Work) -> float | None:
     """Largest difference between the ways' outputs; an error if they do not do the same work."""
     if not work.outputs:
         return None
-    first, *others = (way() for way in work.outputs.values())
-    difference = max((float((torch.as_tensor(o) - torch.as_tensor(first)).abs().max()) for o in others), default=0.0)
+    first, *others = (torch.as_tensor(way()) for way in work.outputs.values())
+    difference = max((float((other - first).abs().max()) for other in others), default=0.0)
+    if work.relative:
+        difference /= float(first.abs().max())
     if not difference <= work.tolerance:
         raise SystemExit(f"{name}: the ways differ by {difference:.2g}, more than {work.tolerance:.2g}: nothing timed")
     return difference
 
 
-def repetitions(way: Way) -> int:
-    """How often a way runs in a round, so that the clock can see it."""
-    return max(1, round(LEAST_SECONDS / max(timed(way), 1e-4)))
+def repetitions(seconds: float) -> int:
+    """How often a way of so many seconds runs in a round, so that the clock can see it."""
+    return max(1, round(LEAST_SECONDS / max(seconds, 1e-4)))
 
 
 def grow(case: Case) -> Iterator[dict[str, Any]]:

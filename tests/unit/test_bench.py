@@ -25,6 +25,13 @@ def test_ways_that_do_different_work_are_not_timed():
         check_outputs("case", Work({}, outputs={"ours": lambda: 1.0, "straightforward": lambda: 2.0}))
 
 
+def test_differences_may_be_relative_to_ours():
+    large = {"ours": lambda: [1000.0, 1.0], "straightforward": lambda: [1000.5, 1.0]}
+    assert check_outputs("case", Work({}, outputs=large, tolerance=1e-3, relative=True)) == pytest.approx(5e-4)
+    with pytest.raises(SystemExit, match=r"differ by 0\.5"):
+        check_outputs("case", Work({}, outputs=large, tolerance=1e-3))
+
+
 def test_ratio_is_that_of_the_work():
     def build(n: int) -> Work:
         return Work({"ours": lambda: sum(range(n)), "straightforward": lambda: [sum(range(n)) for _ in range(8)]})
