@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import itm_utils.models
 from itm_lab.data.opening import token_states
@@ -19,6 +20,14 @@ from itm_utils.errors import input_error
 from itm_utils.matcher import Matcher
 from itm_utils.scoring import Captions
 from itm_utils.training.checkpoints import load_weights, read_checkpoint
+
+
+class FinishedRun(NamedTuple):
+    """The folder of a run, the parameters in its receipt, and its model with the best weights."""
+
+    folder: Path
+    settings: dict[str, Any]
+    model: Matcher
 
 
 def find_checkpoint(source: Path) -> Path:
@@ -81,15 +90,27 @@ def states_of(split: PrecompSplit, fingerprint: str, path: Path) -> BertCaptions
 
 def settings_in_receipt(path: Path) -> dict[str, Any] | None:
     """The parameters of the run that a checkpoint belongs to, if a receipt there names a text encoder."""
-    for folder in path.parents[:2]:
-        for receipt in sorted(folder.glob("[0-9]*/**/*.json")):
-            try:
-                given = json.loads(receipt.read_bytes())["parameters"]
-            except (ValueError, KeyError, TypeError, RecursionError):  # none of ours, or damaged
-                continue
-            if isinstance(given, dict) and "text_encoder" in given:
-                return given
-    return None
+    return next((given for folder in path.parents[:2] for given in settings_in(folder) if "text_encoder" in given), None)
+
+
+def settings_in(folder: Path) -> Iterator[dict[str, Any]]:
+    """The parameters that the receipts in a run's folder list."""
+    for receipt in sorted(folder.glob("[0-9]*/**/*.json")):
+        try:
+            given = json.loads(receipt.read_bytes())["parameters"]
+        except (ValueError, KeyError, TypeError, RecursionError):  # none of ours, or damaged
+            continue
+        if isinstance(given, dict):
+            yield given
+
+
+def runs_like(folders: Iterable[Path], settings: Mapping[str, Any], free: Iterable[str]) -> Iterator[FinishedRun]:
+    """Finished runs whose settings are these, but for those that are free to differ."""
+    fixed = {name: value for name, value in settings.items() if name not in set(free)}
+    for folder in folders:
+        given = next(settings_in(folder), None)
+        if given is not None and fixed.items() <= given.items():
+            yield FinishedRun(folder, given, load_matcher(find_checkpoint(folder))[0])
 
 
 def captions_of(split: PrecompSplit, fingerprint: str, path: Path) -> Captions:

@@ -19,6 +19,7 @@ from itm_lab.notebook_io import is_chapter, read_notebook
 from itm_utils.errors import input_error
 from itm_utils.files import write_text
 
+COMPARES = "compare_with"  # the parameter of a chapter whose figures compare several finished runs
 TYPES = {"image/svg+xml": "svg", "image/png": "png"}  # the first that an output has
 
 
@@ -35,7 +36,8 @@ class Figure:
 def draw_figures(root: Path, run: Path, out: Path | None = None) -> list[Path]:
     """Run the chapter of a finished run again, figures on; write them to ``out``, by default ``figures`` in its folder.
 
-    The training is not repeated: the chapter goes on from a copy of the run's last checkpoint, which is the end.
+    The training is not repeated: the chapter goes on from a copy of the run's last checkpoint, which is the end. A
+    chapter that compares variants takes them from the runs beside this one, and trains none.
     """
     executed = executed_notebook(run)
     parameters = dict(executed.metadata["papermill"]["parameters"])
@@ -45,11 +47,20 @@ def draw_figures(root: Path, run: Path, out: Path | None = None) -> list[Path]:
         copy = Path(temporary) / "run"
         shutil.copytree(run, copy, ignore=shutil.ignore_patterns("*.ipynb", ".lock", "figures", chapter))
         parameters |= {"teach": True, "run_dir": str(copy)}
+        if COMPARES in parameters:
+            parameters[COMPARES] = ",".join(map(str, runs_beside(run)))
         notebook = execute(root, chapter, parameters, Path(temporary))
     figures = list(figures_of(notebook))
     if not figures:
         raise input_error(run, "a run whose chapter draws nothing from it", "a dataset with boxes, or another chapter")
     return write_figures(figures, out)
+
+
+def runs_beside(run: Path) -> list[Path]:
+    """Folders of the finished runs of other variants with the same dataset and seed: ``runs/…/<variant>/<this name>``."""
+    run = run.resolve()
+    others = [path.parent for path in sorted(run.parents[1].glob(f"*/{run.name}/best.safetensors"))]
+    return [path for path in others if path != run]
 
 
 def executed_notebook(run: Path) -> NotebookNode:

@@ -21,7 +21,10 @@ from itm_utils.validation import Count, CountOrZero, Fraction, Settings, setting
 
 TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 # Not settings of the experiment: a receipt has its own place for them, or they change nothing in its numbers.
-ASIDE = ("variant", "seed", "dataset", "evaluate_on", "run_dir", "teach", "device", "compiled", "num_workers", "photos")
+ASIDE = (
+    "variant", "seed", "dataset", "evaluate_on", "run_dir", "teach", "device", "compiled", "num_workers", "photos",
+    "compare_with",
+)  # fmt: skip
 INJECTED = "# Parameters"  # how papermill marks its cell
 TAG = "parameters"  # of the cell that papermill takes for the parameters
 # Limits besides those of a training (TrainConfig): sizes are at least one. Every other whole number may be 0.
