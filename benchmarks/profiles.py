@@ -15,15 +15,16 @@ from benchmarks.harness import finish, start
 from benchmarks.runner import Case, Way
 
 LARGEST = 4  # operators of a case that are kept
+RUNS = 2  # of which the one that was disturbed less counts
 GROUPS = ("scoring", "training steps")  # what is computed by PyTorch
 PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mkldnn_convolution", "convolution_backward",
             "_scaled_dot_product_flash_attention_for_cpu"}  # fmt: skip
 
 
 def spent(way: Way) -> dict[str, float]:
-    """Seconds of each operator itself, without those it calls; of two runs, the one that was disturbed less."""
+    """Seconds of each operator itself, without those it calls."""
     way()  # warm
-    return min((one_run(way) for _ in range(2)), key=lambda found: sum(found.values()))  # other programs only add
+    return min((one_run(way) for _ in range(RUNS)), key=lambda found: sum(found.values()))  # other programs only add
 
 
 def one_run(way: Way) -> dict[str, float]:
@@ -41,6 +42,7 @@ def profiled(case: Case) -> dict[str, object]:
     largest = sorted(ours, key=lambda name: -ours[name])[:LARGEST]
     scale = {name: work.scale.get(name, 1.0) for name in by_way}
     return {
+        "runs": RUNS,
         "largest": {name: ours[name] / whole for name in largest},
         "seconds": {name: scale[name] * sum(of.values()) for name, of in by_way.items()},
         "product_seconds": {name: scale[name] * sum(of.get(op, 0.0) for op in PRODUCTS) for name, of in by_way.items()},
