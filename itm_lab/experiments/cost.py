@@ -177,7 +177,7 @@ def tokens_of(job: Job) -> int:
 
 
 def make_batch(pairs: int, shape: Shape, device: str = "cpu") -> PairBatch:
-    """Pairs with offline negatives beside them, of made-up numbers; lengths stay on the host, as those of a loader."""
+    """Pairs with offline negatives beside them, of made-up numbers; lengths stay on the CPU, as those of a loader."""
     ids = torch.arange(pairs)
     images = ImageBatch(
         regions=torch.rand(pairs, shape.regions, shape.image_dim),
