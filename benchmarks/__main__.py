@@ -59,6 +59,10 @@ def known_ratios(path: Path | None, quick: bool) -> dict[str, Any]:
 def save(measured: dict[str, Any]) -> None:
     """Measured cases replace the committed ones of their name."""
     before = known_ratios(None, quick=False)
+    for name, case in measured.items():
+        for ratio, found in case["ratios"].items():
+            known = before.get(name, {}).get("ratios", {}).get(ratio, found)
+            found["first"] = known.get("first", known["ratio"])  # what it was when measuring began
     merged = before | measured
     machine = {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "threads": 1}
     ordered = {name: merged[name] for name in CASES if name in merged}

@@ -114,6 +114,22 @@ class TrustTables(SphinxDirective):
         return parent.children
 
 
+class BenchmarkTables(SphinxDirective):
+    """``{benchmark-tables}``: every committed ratio with its target, growth curves and host synchronisations."""
+
+    def run(self) -> list[nodes.Node]:
+        from itm_lab.publish.benchmarks_page import fragment
+
+        self.env.note_reread()
+        folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
+        root = next(folder for folder in folders if (folder / "pyproject.toml").is_file())
+        parent = nodes.Element()
+        self.state.nested_parse(
+            StringList("\n".join(fragment(root)).splitlines()), self.content_offset, parent, match_titles=True
+        )
+        return parent.children
+
+
 CAPTION = "The layers, top first: a module imports only what stands below it. The numbers are lines."
 
 
@@ -170,6 +186,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("ledger-page", LedgerPage)
     app.add_directive("architecture", Architecture)
     app.add_directive("trust-tables", TrustTables)
+    app.add_directive("benchmark-tables", BenchmarkTables)
     app.connect("config-inited", set_buttons)
     app.connect("builder-inited", set_source_branch, priority=900)  # after the theme set its branch
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,7 +14,7 @@ from itm_utils.data.offline import Drawn, OfflineLists, draw_offline
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.data.vocabulary import Vocabulary, token_spans
 from itm_utils.errors import input_error
-from itm_utils.matcher import ABSENT, ImageBatch, OfflineNegatives, PairBatch, TextBatch, length_mask
+from itm_utils.matcher import ABSENT, ImageBatch, OfflineNegatives, PairBatch, TextBatch
 
 
 class WordCaptions:
@@ -30,25 +30,28 @@ class WordCaptions:
 
     def batch(self, captions: np.ndarray, spans: bool = False) -> TextBatch:
         """Word ids padded to the longest caption asked for; with ``spans`` also the characters they cover."""
-        lengths = torch.from_numpy(self.lengths[captions])
-        width = int(lengths.max())
-        words = torch.zeros((len(captions), width), dtype=torch.int64)
-        covered = torch.zeros((len(captions), width, 2), dtype=torch.int64) if spans else ABSENT
-        for row, caption in enumerate(captions):
-            start, length = self.starts[caption], self.lengths[caption]
-            words[row, :length] = torch.from_numpy(self.ids[start : start + length])
-            if spans:
-                covered[row, 1 : length - 1] = torch.tensor(token_spans(self.captions[caption])).reshape(-1, 2)
-        ends = torch.arange(width)[None, :] == lengths[:, None] - 1
-        special = ends | (torch.arange(width) == 0)
-        ids = torch.from_numpy(np.asarray(captions, dtype=np.int64))
+        captions = np.asarray(captions, dtype=np.int64)
+        lengths = self.lengths[captions]
+        places = np.arange(lengths.max())
+        real = places < lengths[:, None]
+        words = np.zeros(real.shape, dtype=np.int64)
+        words[real] = self.ids[(self.starts[captions, None] + places)[real]]
+        special = (places == 0) | (places == lengths[:, None] - 1)
         return TextBatch(
-            lengths=lengths,
-            ids=ids,
-            words=words,
-            special=special & length_mask(lengths, width),
-            spans=covered,
+            lengths=torch.from_numpy(lengths),
+            ids=torch.from_numpy(captions),
+            words=torch.from_numpy(words),
+            special=torch.from_numpy(special & real),
+            spans=self._spans(captions, len(places)) if spans else ABSENT,
         )
+
+    def _spans(self, captions: np.ndarray, width: int) -> torch.Tensor:
+        """(c, w, 2) first and one-past-last character of each word; zeros at start, end and padding."""
+        covered = torch.zeros((len(captions), width, 2), dtype=torch.int64)
+        for row, caption in enumerate(captions):
+            length = self.lengths[caption]
+            covered[row, 1 : length - 1] = torch.tensor(token_spans(self.captions[caption])).reshape(-1, 2)
+        return covered
 
 
 def image_batch(split: PrecompSplit, images: np.ndarray) -> ImageBatch:

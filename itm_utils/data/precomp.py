@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -36,6 +37,7 @@ LARGEST_SHARE = 1.01  # of a side: the whole, and room for rounding; boxes in pi
 ALMOST = 1e-3  # of the largest number: copies that were rounded differ by less, images by more
 # What `str(line)` makes of bytes in Python 3: ports of the public loaders train on such captions.
 PRINTED_BYTES = re.compile(r"""^b(['"]).*\1$""")
+LONG_ROW = 2**12  # numbers: reading a row costs more than a step of a Python loop
 
 
 class FeatureFile:
@@ -61,7 +63,7 @@ class FeatureFile:
         self._array = array
 
     def _open(self) -> np.ndarray:
-        return load_array(self.path, mmap_mode="r")
+        return np.asarray(load_array(self.path, mmap_mode="r"))  # still mapped; a row of a np.memmap is slow to make
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_array": None}
@@ -73,15 +75,34 @@ class FeatureFile:
         """Copies of the given rows as float32; a NaN or infinity among them is an error that names its row."""
         if self._array is None:
             self._array = self._open()
+        index = np.asarray(index)
         # In file order the disk is read forward once, however the batch was shuffled.
         order = np.argsort(index, kind="stable")
         values = np.empty((len(index), *self.shape[1:]), dtype=np.float32)
-        values[order] = self._array[np.asarray(index)[order]]
-        if not np.isfinite(values).all():
-            bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
-            found = f"a NaN or infinity in row {int(index[bad])}"
-            raise input_error(self.path, found, "finite numbers", "Extract or copy this file again.")
+        with np.errstate(over="ignore", invalid="ignore"):
+            if math.prod(self.shape[1:]) < LONG_ROW:
+                values[order] = self._array[index[order]]
+                suspect = True
+            else:
+                suspect = self._copy_long_rows(values, index, order)
+        if suspect:
+            self._check_finite(values, index)
         return values
+
+    def _copy_long_rows(self, values: np.ndarray, index: np.ndarray, order: np.ndarray) -> bool:
+        """Copy one row at a time, checked while it is in the processor's cache; whether one may not be finite."""
+        suspect = False
+        for place, number in zip(order.tolist(), index[order].tolist(), strict=True):
+            row = self._array[number].astype(np.float32, copy=False)
+            suspect |= not math.isfinite(np.vdot(row, row))  # a finite sum of squares has finite terms
+            values[place] = row
+        return suspect
+
+    def _check_finite(self, values: np.ndarray, index: np.ndarray) -> None:
+        finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+        if not finite.all():
+            found = f"a NaN or infinity in row {int(index[np.argmin(finite)])}"
+            raise input_error(self.path, found, "finite numbers", "Extract or copy this file again.")
 
 
 def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:

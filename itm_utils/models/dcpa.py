@@ -493,5 +493,10 @@ def stages(parameters: Mapping[str, Any], model: DCPA) -> list[Stage]:
     alone = replace(inter, ranker=None)
     config = train_config(p, epochs=joint_epochs, **more)
     joint = Stage("joint", model, hardest, config)
-    lists = {"two": [intra, inter], "intra": [intra], "inter": [alone], "joint": [joint]}
+    lists = {
+        "two": [intra, inter],
+        "intra": [intra],
+        "inter": [alone],
+        "joint": [joint],
+    }
     return lists[p["training"]]

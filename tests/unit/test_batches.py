@@ -39,6 +39,16 @@ def test_special_tokens_and_spans_point_at_the_text(toy_pairs: PairDataset) -> N
     assert words == caption.replace(".", " .").split()
 
 
+def test_words_are_padded_behind_every_caption(toy_pairs: PairDataset, toy_vocabulary: Vocabulary) -> None:
+    captions = [7, 0, 7, toy_pairs.split.n_captions - 1]
+    batch = toy_pairs.texts.batch(np.array(captions))
+    expected = [toy_vocabulary.encode(toy_pairs.split.captions[c]).tolist() for c in captions]
+    width = max(len(ids) for ids in expected)
+    assert batch.words.tolist() == [ids + [0] * (width - len(ids)) for ids in expected]
+    assert batch.special.sum(dim=1).tolist() == [2] * len(captions)
+    assert batch.lengths.tolist() == [len(ids) for ids in expected]
+
+
 def test_batches_can_be_sliced_moved_and_joined(toy_pairs: PairDataset) -> None:
     batch = toy_pairs[[0, 1, 2, 3]]
     assert batch[1:3].texts.ids.tolist() == [1, 2]

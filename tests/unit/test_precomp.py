@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from itm_utils.data.precomp import open_split, read_captions
+from itm_utils.data import precomp
+from itm_utils.data.precomp import FeatureFile, open_split, read_captions
 from itm_utils.errors import ItmError
 
 
@@ -288,8 +289,14 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, how: str, file: str, messa
     assert "expected" in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nan_is_found_in_the_batch_that_reads_it(tmp_path: Path, value: float) -> None:
+@pytest.fixture(params=[1, 10**9], ids=["one row at a time", "all rows at once"])
+def long_row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which rows are read, whatever their length."""
+    monkeypatch.setattr(precomp, "LONG_ROW", request.param)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nan_is_found_in_the_batch_that_reads_it(tmp_path: Path, value: float, long_row: None) -> None:
     write(tmp_path)
     features = np.load(tmp_path / "dev_ims.npy")
     features[2, 1, 4] = value
@@ -298,6 +305,30 @@ def test_nan_is_found_in_the_batch_that_reads_it(tmp_path: Path, value: float) -
     split.regions(np.array([0, 3]))
     with pytest.raises(ItmError, match=r"dev_ims\.npy: found a NaN or infinity in row 2"):
         split.regions(np.array([3, 2]))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rows_keep_the_order_asked_for_and_may_repeat(tmp_path: Path, dtype: type, long_row: None) -> None:
+    rows = np.random.default_rng(0).normal(size=(7, 3, 4)).astype(dtype)
+    np.save(tmp_path / "rows.npy", rows)
+    file = FeatureFile(tmp_path / "rows.npy", (3,), "features")
+    for index in (np.array([5, 0, 5, 6, 1, 1]), np.array([], dtype=np.int64)):
+        found = file.rows(index)
+        np.testing.assert_array_equal(found, rows[index].astype(np.float32))
+        assert found.flags.writeable
+
+
+def test_large_finite_numbers_are_no_infinity(tmp_path: Path, long_row: None) -> None:
+    rows = np.full((3, 2), 3e38, dtype=np.float32)  # their squares are beyond float32
+    np.save(tmp_path / "rows.npy", rows)
+    found = FeatureFile(tmp_path / "rows.npy", (2,), "features").rows(np.arange(3))
+    np.testing.assert_array_equal(found, rows)
+
+
+def test_a_number_beyond_float32_is_an_infinity(tmp_path: Path, long_row: None) -> None:
+    np.save(tmp_path / "rows.npy", np.array([[1.0, 2.0], [1.0, 1e300]]))
+    with pytest.raises(ItmError, match="infinity in row 1"):
+        FeatureFile(tmp_path / "rows.npy", (2,), "features").rows(np.arange(2))
 
 
 def test_identity_tells_datasets_and_cuts_apart(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""The page on benchmarks: every committed ratio is on it, and every target that is missed has a profile or a remark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from itm_lab.publish.benchmarks_page import BENCH, NOTES, PROFILES, fragment, missed, reached, summary
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = json.loads((ROOT / BENCH).read_text(encoding="utf-8"))["cases"]
+
+
+def test_every_case_of_the_command_is_committed() -> None:
+    listed = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert {line.split()[0] for line in listed.stdout.splitlines()} == set(CASES)
+
+
+def test_every_missed_target_has_a_profile_or_a_remark() -> None:
+    notes = yaml.safe_load((ROOT / NOTES).read_text(encoding="utf-8"))
+    profiles = json.loads((ROOT / PROFILES).read_text(encoding="utf-8"))["profiles"]
+    assert set(notes) <= set(CASES)
+    assert set(missed(CASES)) <= set(notes) | set(profiles)
+
+
+def test_the_page_shows_every_ratio() -> None:
+    text = "\n".join(fragment(ROOT))
+    for case in CASES.values():
+        for one in case["ratios"].values():
+            assert f"**{one['ratio']:.2f}**" in text
+    assert summary(CASES) in text
+    assert text.count("<polyline") >= 2 * sum("growth" in case for case in CASES.values())
+    assert "OfflineLoss" in text
+
+
+@pytest.mark.parametrize(
+    ("lower", "now", "outcome"), [(False, 1.9, False), (False, 2.0, True), (True, 1.9, True), (True, 2.1, False)]
+)
+def test_targets_have_a_direction(lower: bool, now: float, outcome: bool) -> None:
+    assert reached({"target": 2.0, "ratio": now, "lower_is_better": lower}) is outcome
+    assert reached({"target": None, "ratio": now, "lower_is_better": lower}) is None
