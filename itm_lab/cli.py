@@ -97,10 +97,16 @@ def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Accept this machine's GPU: about ten minutes.")] = False,
     device: Annotated[str, typer.Option(help="With --gpu: cuda, mps or cpu.")] = "cuda",
     out: Annotated[Path, typer.Option(help="With --gpu: the report to send back.")] = Path("doctor.json"),
+    experiment: Annotated[
+        list[str] | None, typer.Option(help="With --gpu: time these, e.g. scan/f30k/t2i_avg; else one of every model.")
+    ] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", help="With --gpu: name=value, over the settings of every experiment.")
+    ] = None,
 ) -> None:
     """Check this machine and its data in a minute; with --gpu, whether its GPU computes what the book computes."""
     from itm_lab.data.report import MISSING, table
-    from itm_lab.doctor.acceptance import accept, write_report
+    from itm_lab.doctor.acceptance import EXPERIMENTS, accept, write_report
     from itm_lab.doctor.machine import check_data, check_machine
 
     root = Paths.find().root
@@ -109,11 +115,12 @@ def doctor(
         for line in table(found):
             typer.echo(line)
         raise typer.Exit(any(result.state == MISSING for result in found))
-    findings, start = [], time.perf_counter()
-    for finding in accept(root, device, root / "tests/golden"):
+    findings, start, overrides = [], time.perf_counter(), tuple(parameter or ())
+    for finding in accept(root, device, root / "tests/golden", experiment or EXPERIMENTS, overrides):
         typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name}: {finding.found}")
-        findings.append(finding)
-    write_report(out, device, findings, time.perf_counter() - start)
+        findings.append(finding)  # written at once: whoever stops here has a report of what there is
+        write_report(out, device, findings, time.perf_counter() - start, overrides, complete=False)
+    write_report(out, device, findings, time.perf_counter() - start, overrides)
     typer.echo(f"{out}: {sum(finding.ok for finding in findings)} of {len(findings)} ok")
     raise typer.Exit(not all(finding.ok for finding in findings))
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from itm_lab.experiments.chain import linked
 from itm_lab.experiments.experiment_files import Experiment, Select
 from itm_lab.experiments.runner import SEARCH_SEED, Job, expected_receipt, grid_jobs, make_jobs, setting_jobs
 from itm_lab.records.parameters import settings_of
@@ -155,4 +156,4 @@ def search_runs(selections: Iterable[Selection]) -> list[Job]:
     for selection in selections:
         for job in (*selection.baselines, *selection.tried):
             found.setdefault(job.parameters["run_dir"], job)
-    return list(found.values())
+    return linked(found.values())

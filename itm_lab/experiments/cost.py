@@ -44,7 +44,7 @@ USED = 0.25  # part of the peak that such models reach; a guess, and the plan sa
 CAPTION_WORDS = 14  # of an average caption with its start and end symbol, where the data is not there to count
 REGIONS = 36
 BERT_TOKEN = 12 * 24 * 768**2  # operations of BERT base per token: 12 layers of 12 d^2 weights, two for each
-TIMED = 5  # training steps of which --measure takes the median, after two to warm up
+TIMED, WARM_UP = 5, 2  # training steps of which --measure takes the median, and steps before them
 FEW = 3  # pairs of a counted step, besides the random negatives that its objective draws per pair
 LARGE = 2**20  # numbers of a weight from which on it and its gradient stay without values
 BLOCK = 4  # images and captions of a counted block of scores
@@ -177,25 +177,24 @@ def tokens_of(job: Job) -> int:
 
 
 def make_batch(pairs: int, shape: Shape, device: str = "cpu") -> PairBatch:
-    """Pairs with offline negatives beside them, of made-up numbers."""
-    with torch.device(device):
-        ids = torch.arange(pairs)
-        images = ImageBatch(
-            regions=torch.rand(pairs, shape.regions, shape.image_dim),
-            mask=torch.ones(pairs, shape.regions, dtype=torch.bool),
-            boxes=torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(pairs, shape.regions, 4),
-            sizes=torch.ones(pairs, 2),
-            ids=ids,
-        )
-        lengths = torch.full((pairs,), CAPTION_WORDS)
-        if shape.token_dim:
-            features = torch.rand(pairs, CAPTION_WORDS, shape.token_dim)
-            ends = torch.arange(CAPTION_WORDS) % (CAPTION_WORDS - 1) == 0  # [CLS] and [SEP]
-            special = ends.expand(pairs, CAPTION_WORDS)
-            texts = TextBatch(lengths=lengths, ids=ids, features=features, special=special)
-        else:
-            texts = TextBatch(lengths=lengths, ids=ids, words=torch.ones(pairs, CAPTION_WORDS, dtype=torch.long))
-    batch = PairBatch(images=images, texts=texts)
+    """Pairs with offline negatives beside them, of made-up numbers; lengths stay on the CPU, as those of a loader."""
+    ids = torch.arange(pairs)
+    images = ImageBatch(
+        regions=torch.rand(pairs, shape.regions, shape.image_dim),
+        mask=torch.ones(pairs, shape.regions, dtype=torch.bool),
+        boxes=torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(pairs, shape.regions, 4),
+        sizes=torch.ones(pairs, 2),
+        ids=ids,
+    )
+    lengths = torch.full((pairs,), CAPTION_WORDS)
+    if shape.token_dim:
+        features = torch.rand(pairs, CAPTION_WORDS, shape.token_dim)
+        ends = torch.arange(CAPTION_WORDS) % (CAPTION_WORDS - 1) == 0  # [CLS] and [SEP]
+        special = ends.expand(pairs, CAPTION_WORDS)
+        texts = TextBatch(lengths=lengths, ids=ids, features=features, special=special)
+    else:
+        texts = TextBatch(lengths=lengths, ids=ids, words=torch.ones(pairs, CAPTION_WORDS, dtype=torch.long))
+    batch = PairBatch(images=images, texts=texts).to(device)
     return replace(batch, offline=OfflineNegatives(batch, batch))
 
 
@@ -499,17 +498,36 @@ def measured(job: Job, number: int, sizes: Sizes, operations: float) -> float:
     """Operations per second that the steps of a run's stage of this number reach here, with made-up numbers."""
     device, shape = device_here(), shape_of(job, sizes)
     stage = make_stages(job, shape, device)[number]
-    batch = make_batch(stage.config.batch_size, shape, device)
-    half = torch.autocast(device, torch.bfloat16, enabled=stage.config.precision == "bf16")
-    optimizer, taken = torch.optim.Adam(stage.model.train().parameters()), []
     with compiled_scores(stage.model, stage.config.compiled):
-        for _ in range(2 + TIMED):
-            began = time.perf_counter()
-            with half:
-                loss, _ = stage.objective(stage.model, batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            loss.item()  # a GPU is done only when it says so
-            taken.append(time.perf_counter() - began)
-    return operations / statistics.median(taken[2:])
+        steps = timed_steps(stage, make_batch(stage.config.batch_size, shape, device))
+    return operations / steps.median
+
+
+class TimedSteps(NamedTuple):
+    """Training steps of one stage. seconds: of each. loss: of the last, NaN if a gradient was not finite."""
+
+    seconds: list[float]
+    loss: float
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def timed_steps(stage: Stage, batch: PairBatch, steps: int = TIMED, warm_up: int = WARM_UP) -> TimedSteps:
+    """Time steps as the training loop takes them: in the stage's precision, at its learning rate, clipped by its norm."""
+    config, device, taken, loss, norm = stage.config, batch.images.regions.device, [], math.nan, math.nan
+    trained = [weight for weight in stage.model.train().parameters() if weight.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=config.learning_rate)
+    half = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    for _ in range(warm_up + steps):
+        began = time.perf_counter()
+        with half:
+            current, _ = stage.objective(stage.model, batch)
+        optimizer.zero_grad()
+        current.backward()
+        norms = torch.nn.utils.clip_grad_norm_(trained, config.clip_norm or math.inf)
+        optimizer.step()
+        loss, norm = current.item(), norms.item()  # a GPU is done only when it says so
+        taken.append(time.perf_counter() - began)
+    return TimedSteps(taken[warm_up:], loss if math.isfinite(norm) else math.nan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from itm_lab.experiments.chain import linked
 from itm_lab.experiments.choice import Selection
 from itm_lab.experiments.experiment_files import (
     Experiment,
@@ -30,7 +31,7 @@ def plan(
     grid: list[str] | None = None,
     results: Path | None = None,
 ) -> list[Job]:
-    """The runs that a command asks for; every parameter of each is validated.
+    """The runs that a command asks for, each after those it builds on; every parameter of each is validated.
 
     results: where choices are recorded, for experiments that select settings.
     """
@@ -52,7 +53,7 @@ def plan(
             selection = selection_of(root, experiment, overrides)
             chosen = selection.chosen(results) if selection and results else experiment
             jobs += make_jobs(chosen, read_seeds(asked) if asked else None, overrides)
-    return jobs
+    return linked(jobs)
 
 
 def asked_for(root: Path, names: list[str], table: str, pairs: list[str]) -> list[tuple[Experiment, dict[str, Any]]]:
@@ -96,7 +97,7 @@ def plan_one(root: Path, name: str, pairs: list[str]) -> Job:
     ((experiment, overrides),) = asked_for(root, [name], "", pairs)
     selection = selection_of(root, experiment, overrides)
     chosen = selection.chosen(root / "receipts") if selection else experiment
-    return make_jobs(chosen, None, overrides)[0]
+    return linked(make_jobs(chosen, None, overrides))[0]
 
 
 def read_choices(experiment: Experiment, search: list[str], option: str = "--search") -> dict[str, list[Any]]:

@@ -51,6 +51,3 @@ def phrase_of_words(spans: Tensor | np.ndarray, phrases: Sequence[Phrase]) -> np
     inside = 2 * shared > spans[:, 1:] - spans[:, :1]
     lengths = np.where(inside, ends - starts, np.iinfo(np.int64).max)
     return np.where(inside.any(axis=1), lengths.argmin(axis=1), NOT_A_PHRASE)
-
-
-# -- Flickr30K Entities ---------------------------------------------------------------------------------------------

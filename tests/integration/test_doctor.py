@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+import second_device
 import torch
 from typer.testing import CliRunner
 
@@ -18,12 +24,14 @@ from itm_lab.doctor.acceptance import (
     EXPERIMENTS,
     HALF_PRECISION,
     accept,
+    attempted,
     kill_and_resume,
     reference_cases,
     steps_of,
     write_report,
 )
 from itm_lab.doctor.machine import check_cache, check_data, check_machine
+from itm_lab.experiments.cost import make_batch, make_stages, shape_of, sizes_of, timed_steps
 from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.experiments.plan import plan_one
 from itm_utils.errors import ItmError
@@ -79,6 +87,97 @@ def test_a_missing_gpu_is_one_line(tmp_path: Path) -> None:
         next(accept(ROOT, "cuda", ROOT / "tests/golden"))
 
 
+def test_an_unknown_device_or_parameter_is_one_line() -> None:
+    """Both before anything is computed."""
+    with pytest.raises(ItmError, match=r"'cdua'.*cuda, mps, cpu"):
+        next(accept(ROOT, "cdua", ROOT / "tests/golden"))
+    with pytest.raises(ItmError, match="batch_sice"):
+        next(accept(ROOT, "cpu", ROOT / "tests/golden", overrides=("batch_sice=4",)))
+
+
+def test_a_check_that_breaks_off_is_a_finding() -> None:
+    """The next check follows; what is wrong with the input still ends the command."""
+
+    def fails(error: Exception) -> acceptance.Finding:
+        def check() -> acceptance.Finding:
+            raise error
+
+        return attempted("a check", check)
+
+    assert "does not fit into the memory" in fails(torch.OutOfMemoryError("CUDA out of memory")).found
+    assert fails(NotImplementedError("aten::foo\nmore")).found == "NotImplementedError: aten::foo"
+    with pytest.raises(ItmError):
+        fails(ItmError("a typo"))
+
+
+def test_a_killed_training_that_had_ended_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after its last checkpoint: nothing was resumed, whatever the weights are."""
+    weights = {"w": torch.zeros(1)}
+
+    def train_small(folder: Path, device: str) -> dict[str, torch.Tensor]:
+        folder.mkdir(exist_ok=True)
+        (folder / f"step-{acceptance.RESUMED_STEPS:08d}.safetensors").touch()
+        return weights
+
+    monkeypatch.setattr(acceptance, "train_small", train_small)
+    monkeypatch.setattr(acceptance, "TRAIN", "import sys, pathlib; p = pathlib.Path(sys.argv[1]); p.mkdir(); (p / 'step-00000040.safetensors').touch()")  # fmt: skip
+    finding = kill_and_resume("cpu")
+    assert not finding.ok and finding.numbers == {"difference": 0.0, "killed after": 40}
+
+
+def test_steps_are_those_of_the_training_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its learning rate, its clipping and its precision, without weights that are not trained."""
+    job = plan_one(ROOT, "vsepp/f30k/vsepp", [*SMALL, "learning_rate=0.03", "precision=bf16"])
+    shape = shape_of(job, sizes_of(job))
+    (stage,) = make_stages(job, shape, "cpu")
+    stage = replace(stage, config=replace(stage.config, clip_norm=0.5))
+    next(stage.model.parameters()).requires_grad_(False)
+    seen: dict[str, Any] = {"half": []}
+
+    class Adam(torch.optim.Adam):
+        def __init__(self, trained: list[torch.Tensor], lr: float) -> None:
+            seen.update(rate=lr, frozen=[weight for weight in trained if not weight.requires_grad])
+            super().__init__(trained, lr=lr)
+
+        def step(self) -> None:
+            weights = self.param_groups[0]["params"]
+            seen["norm"] = torch.stack([w.grad.norm() for w in weights if w.grad is not None]).norm().item()
+            super().step()
+
+    def objective(model, batch):
+        seen["half"].append(torch.is_autocast_enabled("cpu"))
+        loss, logs = stage.objective(model, batch)
+        return 1000 * loss, logs
+
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    steps = timed_steps(replace(stage, objective=objective), make_batch(4, shape), steps=2, warm_up=1)
+    assert len(steps.seconds) == 2 and steps.loss > 0
+    assert seen["rate"] == 0.03 and seen["frozen"] == [] and seen["half"] == [True] * 3
+    assert seen["norm"] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_loss_or_gradient_that_is_no_number_is_told() -> None:
+    job = plan_one(ROOT, "vsepp/f30k/vsepp", list(SMALL))
+    shape = shape_of(job, sizes_of(job))
+    (stage,) = make_stages(job, shape, "cpu")
+
+    def root_of_nothing(model, batch):
+        """0, with an infinite gradient."""
+        loss, logs = stage.objective(model, batch)
+        return (loss * 0).sqrt(), logs
+
+    assert math.isnan(timed_steps(replace(stage, objective=root_of_nothing), make_batch(4, shape), 1, 0).loss)
+
+
+def test_memory_of_a_processor_is_a_peak() -> None:
+    with acceptance.peak_memory("cpu") as memory:
+        block = torch.ones(2**25)  # 128 MiB
+        time.sleep(0.2)
+        held = psutil.Process().memory_info().rss
+        del block
+    assert memory.peak >= held > 2**27
+
+
 def test_a_reference_case_beyond_its_tolerance_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_case("vsepp", tmp_path)
     assert reference_cases(tmp_path, "cpu").ok
@@ -109,9 +208,46 @@ def test_the_whole_acceptance_on_this_processor(tmp_path: Path, monkeypatch: pyt
     steps = [finding for finding in findings if "seconds" in finding.numbers]
     assert {"dcpa/f30k/two_stages, intra", "dcpa/f30k/two_stages, inter"} <= {finding.name for finding in steps}
     assert all(finding.numbers["pairs per second"] > 0 for finding in steps)
-    write_report(tmp_path / "doctor.json", "cpu", findings, 1.0)
-    report = json.loads((tmp_path / "doctor.json").read_text(encoding="utf-8"))
-    assert report["ok"] and report["torch"] == torch.__version__ and len(report["findings"]) == len(findings)
+    assert all(finding.numbers["peak bytes"] > 4 * finding.numbers["weights"] for finding in steps)
+    assert {finding.numbers["batch"] for finding in steps} == {4, 2}
+    path = tmp_path / "doctor.json"
+    write_report(path, "cpu", findings, 1.0, SMALL)
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert report["ok"] and report["complete"] and len(report["findings"]) == len(findings)
+    assert report["machine"]["torch"] == torch.__version__ and report["overrides"] == list(SMALL)
+    write_report(path, "cpu", findings[:1], 1.0, complete=False)
+    assert not json.loads(path.read_text(encoding="utf-8"))["ok"]
+
+
+@pytest.mark.slow
+def test_the_command_takes_experiments_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``itm doctor --gpu --device cpu --experiment … -p …``, and the report it writes."""
+    monkeypatch.setattr(acceptance, "reference_cases", lambda golden, device: acceptance.Finding("cases", True, ""))
+    monkeypatch.setattr(acceptance, "kill_and_resume", lambda device: acceptance.Finding("kill", True, ""))
+    out = tmp_path / "doctor.json"
+    settings = [part for setting in SMALL for part in ("-p", setting)]
+    asked = ["doctor", "--gpu", "--device", "cpu", "--out", str(out), "--experiment", "scan/f30k/t2i_avg", *settings]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    report = json.loads(out.read_text(encoding="utf-8"))
+    assert [one["name"] for one in report["findings"]] == ["cases", "kill", "scan/f30k/t2i_avg, train", "scan/f30k/t2i_avg, train, bf16"]  # fmt: skip
+    assert report["findings"][2]["numbers"]["batch"] == 4 and report["overrides"] == list(SMALL)
+
+
+NARROW = {
+    "saem": ["token_dim=32"],
+    "mmca": ["token_dim=32", "channels=16"],
+    "dcpa": ["token_dim=32", "feed_forward=32", "inter_batch_size=4", "inter_feed_forward=32", "channels=16"],
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_step_on_a_second_device(name: str) -> None:
+    """Every tensor on a device that is not the CPU, except lengths: what a GPU would refuse is refused here."""
+    job = plan_one(ROOT, name, ["batch_size=4", "width=32", *NARROW.get(name.partition("/")[0], [])])
+    shape, device = shape_of(job, sizes_of(job)), str(second_device.DEVICE)
+    for stage in make_stages(job, shape, device):
+        assert timed_steps(stage, make_batch(4, shape, device), steps=1, warm_up=0).loss >= 0
 
 
 def test_the_command_says_what_is_there() -> None:

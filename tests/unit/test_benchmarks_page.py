@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from itm_lab.publish.benchmarks_page import BENCH, NOTES, PROFILES, fragment, missed, reached, summary
+from itm_lab.publish.benchmarks_page import BENCH, NOTES, PROFILES, fragment, missed, profile_cells, reached, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = json.loads((ROOT / BENCH).read_text(encoding="utf-8"))["cases"]
@@ -46,3 +46,9 @@ def test_the_page_shows_every_ratio() -> None:
 def test_targets_have_a_direction(lower: bool, now: float, outcome: bool) -> None:
     assert reached({"target": 2.0, "ratio": now, "lower_is_better": lower}) is outcome
     assert reached({"target": None, "ratio": now, "lower_is_better": lower}) is None
+
+
+@pytest.mark.parametrize(("lower", "alone"), [(False, "4.00"), (True, "1.00")])
+def test_products_alone_can_only_be_better(lower: bool, alone: str) -> None:
+    found = {"largest": {"mm": 0.5}, "seconds": {"ours": 2.0}, "product_seconds": {"ours": 1.0}}
+    assert profile_cells(found, {"ratio": 2.0, "lower_is_better": lower}) == ["`mm` 50%", "50%", alone]
