@@ -10,7 +10,7 @@ import pytest
 from nbformat import v4
 
 from itm_lab.experiments import run_figures
-from itm_lab.experiments.run_figures import draw_figures, executed_notebook, figures_of
+from itm_lab.experiments.run_figures import draw_figures, executed_notebook, figures_of, runs_beside
 from itm_lab.notebook_io import write_notebook
 from itm_utils.errors import ItmError
 
@@ -82,3 +82,25 @@ def test_a_chapter_that_draws_nothing_is_an_error(run: Path, monkeypatch: pytest
     with pytest.raises(ItmError, match="draws nothing"):
         draw_figures(Path(), run)
     assert not (run / "figures").exists()
+
+
+def test_a_chapter_that_compares_runs_gets_the_variants_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same dataset and seed, finished, and not the run itself."""
+    for place in ("scan_ccr/s0", "scan_baseline/s0", "scan_ccs/s1"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "best.safetensors").write_bytes(b"weights")
+    (tmp_path / "scan_ccr_ccs" / "s0").mkdir(parents=True)  # still training
+    run = tmp_path / "scan_ccr" / "s0"
+    assert runs_beside(run) == [tmp_path / "scan_baseline" / "s0"]
+    given: dict[str, Any] = {}
+
+    def execute(root: Path, name: str, parameters: dict[str, Any], folder: Path) -> Any:
+        given.update(parameters)
+        return chapter(drawing("fig-one", "image/png", base64.b64encode(PNG).decode()))
+
+    monkeypatch.setattr(run_figures, "execute", execute)
+    write_notebook(run / "11_ccr_ccs.ipynb", chapter(parameters=PARAMETERS | {"compare_with": ""}))
+    draw_figures(Path(), run)
+    assert given["compare_with"] == str(tmp_path / "scan_baseline" / "s0")
