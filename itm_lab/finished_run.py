@@ -90,7 +90,9 @@ def states_of(split: PrecompSplit, fingerprint: str, path: Path) -> BertCaptions
 
 def settings_in_receipt(path: Path) -> dict[str, Any] | None:
     """The parameters of the run that a checkpoint belongs to, if a receipt there names a text encoder."""
-    return next((given for folder in path.parents[:2] for given in settings_in(folder) if "text_encoder" in given), None)
+    return next(
+        (given for folder in path.parents[:2] for given in settings_in(folder) if "text_encoder" in given), None
+    )
 
 
 def settings_in(folder: Path) -> Iterator[dict[str, Any]]:

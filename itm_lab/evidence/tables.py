@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from itm_lab.evidence.chance import chance_beside
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.paths import Paths
 from itm_lab.records.receipts import read_named_receipt, variant_receipts
@@ -33,14 +34,6 @@ def lab_table(
         shown = f"{rows[variant].value:5.1f}  [{rows[variant].low:.1f}, {rows[variant].high:.1f}]  {models}"
         print(f"{variant:{room}}  {metric} {shown}{chance_beside(metric, found)}")
     return rows
-
-
-def chance_beside(metric: str, receipts: list[dict[str, Any]]) -> str:
-    """The chance level of an attention F1, that of attending to every region, as text; empty where receipts have none."""
-    overlap = metric.removeprefix("att_f1") if metric.startswith("att_f1_iou_") else ""  # which regions are relevant
-    level = f"att_f1_chance{overlap}"
-    chance = [one["metrics"][level]["value"] for one in receipts if level in one["metrics"]]
-    return f"; every region {sum(chance) / len(chance):.1f}" if chance and metric.startswith("att_f1") else ""
 
 
 def search_table(

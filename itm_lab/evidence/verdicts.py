@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from scipy import stats
 
+from itm_lab.evidence.chance import chance_level
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.records.rules import Comparison, _expected, listed, metrics_of
 from itm_utils.errors import input_error
@@ -20,17 +21,24 @@ from itm_utils.errors import input_error
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """What a comparison gave. runs: how many seeds (0: a printed number). status: holds, fails or open."""
+    """What a comparison gave. runs: how many seeds (0: a printed number). status: holds, fails or open.
+
+    chance: the chance level of the metric that is compared, where it is an attention F1.
+    """
 
     comparison: str
     interval: Interval
     expected: str
     status: str
     runs: int
+    chance: float | None = None
 
     def __str__(self) -> str:
         value, low, high = (f"{number:+.3g}" if abs(number) < 1 else f"{number:+.1f}" for number in self.interval)
-        return f"{self.comparison}: {value}" + (f" [{low}, {high}], n = {self.runs}" if self.runs else "")
+        seeds = f" [{low}, {high}], n = {self.runs}" if self.runs else ""
+        return f"{self.comparison}: {value}{seeds}" + (
+            "" if self.chance is None else f"; every region {self.chance:.1f}"
+        )
 
 
 def evaluate(
@@ -48,7 +56,10 @@ def evaluate(
         - max((value[term][k] for term in comparison.best), default=0.0)
         for k in range(len(seeds))
     ]
-    return _finding(str(comparison), seed_interval(numbers, level), comparison.expected, len(seeds))
+    found = _finding(str(comparison), seed_interval(numbers, level), comparison.expected, len(seeds))
+    metrics = {metric for _, metric in comparison.terms}
+    every = [receipt for of in runs.values() for receipt in of.values()]
+    return replace(found, chance=chance_level(metrics.pop(), every)) if len(metrics) == 1 else found
 
 
 def verdict_of(findings: Sequence[ComparisonResult]) -> str:

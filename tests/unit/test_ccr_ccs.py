@@ -8,15 +8,17 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 from conftest import TOKEN_DIM
+from notebook_cells import run_cells
 from second_device import DEVICE, counting
 from torch import Tensor
 
 from itm_lab.experiments.ensembles import ensemble_of
-from itm_lab.records.receipts import read_receipt
+from itm_lab.records.receipts import make_receipt, read_receipt, write_receipt
 from itm_lab.records.scores import save_scores, write_scores
 from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
@@ -730,3 +732,59 @@ def test_old_receipts_say_their_number_of_queries() -> None:
     one, every = (read_receipt(ROOT / f"receipts/11_ccr_ccs/{name}_scenes_s10.json") for name in ("SCAN-CCR+CCS", "SCAN-CCR+CCS-all-queries"))  # fmt: skip
     assert (one["parameters"]["queries"], every["parameters"]["queries"]) == (1, 0)
     assert "all_queries" not in one["parameters"]
+
+
+CURVE_KINDS = ("baseline", "CCR", "CCS", "CCR+CCS")
+
+
+def write_curve(root: Path, variant: str, seed: int, precision: float, with_curves: bool = True) -> None:
+    """A receipt of a small run; its attention has this precision at every recall."""
+    curve = {"threshold": [0.0, 0.1, 0.2], "recall_iou_04": [90.0, 50.0, 10.0], "precision_iou_04": 3 * [precision]}
+    receipt = make_receipt(
+        chapter="11_ccr_ccs", variant=variant, seed=seed, parameters={}, metrics={"rsum": 300.0}, seconds=1.0,
+        dataset={"name": "toy", "split": "test", "fingerprint": 64 * "0"}, device="cpu",
+        curves={"attention": curve} if with_curves else None,
+    )  # fmt: skip
+    write_receipt(receipt, root / "receipts")
+
+
+@pytest.fixture
+def drawn_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run the cell that draws the paper's Figure 3 in a checkout that has only the test's receipts."""
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plt, "show", lambda: None)
+    names = {"none": "--", "CCR": "-.", "CCS": ":", "both": "-"}
+    given = {"teach": True, "grounding": True, "by_variant": {}, "DATA_NAME": "toy", "SEEDS": (0, 1), "np": np}
+    given |= {"plt": plt, "KINDS": CURVE_KINDS, "LAB_MODELS": ("SCAN", "BFAN", "SAF")}
+    given["styles"] = {name: ("#0072b2", style) for name, style in names.items()}
+    yield lambda: run_cells("11_ccr_ccs", ("looks-table", "receipt-curves"), given)
+    plt.close("all")
+
+
+def test_the_curves_of_receipts_are_drawn_as_means_over_the_seeds(tmp_path: Path, drawn_curves) -> None:
+    for model in ("SCAN", "SAF"):
+        for number, kind in enumerate(CURVE_KINDS):
+            for seed in (0, 1, 2):  # the last is no planned seed
+                write_curve(tmp_path, f"{model} {kind}", seed, 20.0 * number + 10 * seed)
+    found = drawn_curves()
+    assert found.complete == ["SCAN", "SAF"]
+    panels = plt.gcf().axes
+    assert [panel.get_title() for panel in panels] == ["SCAN", "SAF"]
+    for panel in panels:
+        for number, (line, kind) in enumerate(zip(panel.lines, CURVE_KINDS, strict=True)):
+            assert line.get_label() == kind and line.get_linestyle() == ("--", "-.", ":", "-")[number]
+            np.testing.assert_allclose(line.get_xdata(), [90, 50, 10])
+            np.testing.assert_allclose(line.get_ydata(), 20.0 * number + 5)  # of seeds 0 and 1
+    (legend,) = plt.gcf().legends
+    assert [text.get_text() for text in legend.get_texts()] == list(CURVE_KINDS)
+
+
+def test_a_base_model_without_all_its_curves_is_not_drawn(tmp_path: Path, drawn_curves, capsys) -> None:
+    for number, kind in enumerate(CURVE_KINDS):
+        write_curve(tmp_path, f"SCAN {kind}", 0, 50.0, with_curves=number > 0)  # the baseline is from before curves
+        if number:
+            write_curve(tmp_path, f"BFAN {kind}", 0, 50.0)  # and BFAN's has not been run
+    assert drawn_curves().complete == [] and not plt.get_fignums()
+    assert capsys.readouterr().out == "no base model whose four variants all have receipts with curves\n"

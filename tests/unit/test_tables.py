@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
+from itm_lab.evidence.chance import FILE, chance_beside
+from itm_lab.evidence.ledger import verdict
 from itm_lab.evidence.statistics import seed_interval
-from itm_lab.evidence.tables import chance_beside, lab_table, published_rows, search_table
-from itm_lab.records.receipts import variant_values
+from itm_lab.evidence.tables import lab_table, published_rows, search_table
+from itm_lab.paths import Paths
+from itm_lab.records.receipts import variant_receipts, variant_values
+from itm_lab.scenes import scenes_folder
+from itm_lab.scenes.phrases import scenes_grounding
+from itm_utils.data.batches import WordCaptions
+from itm_utils.data.precomp import open_split
+from itm_utils.data.vocabulary import Vocabulary
+from itm_utils.metrics.attention import collect_attention
+from itm_utils.models.scan import SCAN
 
 
 def test_an_arm_counts_only_with_all_its_seeds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +47,11 @@ def test_published_rows_are_of_the_method_itself() -> None:
     assert next(published_rows("VSE++")).recalls == [52.9, 80.5, 87.2, 39.6, 70.1, 79.5]
 
 
+def test_a_table_of_attention_f1_prints_chance_in_every_line(capsys: pytest.CaptureFixture[str]) -> None:
+    lab_table({"SCAN CCR": "11_ccr_ccs", "BFAN CCR": "11_ccr_ccs"}, range(10, 15), "att_f1")
+    assert all(line.endswith("one model; every region 39.9") for line in capsys.readouterr().out.splitlines())
+
+
 def test_the_chance_level_stands_beside_an_attention_f1_and_nothing_else() -> None:
     receipts = [{"metrics": {"att_f1_chance": {"value": value}}} for value in (39.0, 40.0)]
     assert chance_beside("att_f1", receipts) == "; every region 39.5"
@@ -43,3 +59,32 @@ def test_the_chance_level_stands_beside_an_attention_f1_and_nothing_else() -> No
     strict = [{"metrics": {"att_f1_chance": {"value": 40.0}, "att_f1_chance_iou_06": {"value": 25.0}}}]
     assert chance_beside("att_f1_iou_06", strict) == "; every region 25.0"
     assert chance_beside("rsum", receipts) == chance_beside("att_f1", [{"metrics": {}}]) == ""
+
+
+def test_receipts_without_a_chance_level_have_that_of_their_dataset() -> None:
+    (old, *_) = variant_receipts("11_ccr_ccs", "SCAN baseline")
+    assert "att_f1_chance" not in old["metrics"]
+    assert chance_beside("att_f1_mean_words", [old]) == "; every region 39.9"
+    assert chance_beside("att_f1_iou_06", [old]) == "; every region 25.8"
+    for change in ({"split": "dev"}, {"fingerprint": "0"}, {"name": "flickr8k"}):
+        assert chance_beside("att_f1", [old | {"dataset": old["dataset"] | change}]) == ""
+    assert chance_beside("att_f1", []) == chance_beside("att_recall", [old]) == ""
+
+
+def test_the_chance_levels_of_scenes_are_those_of_its_boxes() -> None:
+    known = yaml.safe_load((Paths.find().book_data / FILE).read_text(encoding="utf-8"))["scenes"]
+    split = open_split(scenes_folder(), known["split"])
+    assert split.identity()["fingerprint"] == known["fingerprint"]
+    vocabulary = Vocabulary.of_folder(split.root)
+    model = SCAN(len(vocabulary), split.feature_dim, width=4, word_dim=4)
+    seen = collect_attention(model, split, WordCaptions(split, vocabulary), scenes_grounding(known["split"]))
+    found = {iou: round(100 * seen.quality([0.0], iou).chance_f1, 2) for iou in (0.3, 0.4, 0.5, 0.6)}
+    levels = {f"att_f1_chance_iou_{10 * iou:02.0f}": level for iou, level in found.items()}
+    assert known["levels"] == levels | {"att_f1_chance": found[0.4]}
+
+
+def test_verdicts_on_attention_f1_say_its_chance_level() -> None:
+    (first, *_) = verdict("CC-04").findings
+    assert str(first).endswith("n = 5; every region 39.9")
+    assert "every region" in verdict("CC-04").report()
+    assert "every region" not in verdict("CC-05").report()  # precision and recall
