@@ -34,6 +34,14 @@ def chance_beside(metric: str, receipts: Sequence[Mapping[str, Any]]) -> str:
     return "" if level is None else f"; every region {level:.1f}"
 
 
+def with_chance(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """A receipt with an attention F1 and its chance level, also where it was written without; others as they are."""
+    level = chance_level("att_f1", [receipt]) if "att_f1" in receipt["metrics"] else None
+    if level is None:
+        return dict(receipt)
+    return {**receipt, "metrics": {"att_f1_chance": {"value": level}, **receipt["metrics"]}}
+
+
 def _level(receipt: Mapping[str, Any], name: str) -> float | None:
     if name in receipt["metrics"]:
         return receipt["metrics"][name]["value"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from itm_lab.evidence.chance import with_chance
 from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger, Verdict
 from itm_lab.evidence.statistics import Interval, paired_bootstrap, seed_interval
 from itm_lab.evidence.verdicts import ComparisonResult, row_name
@@ -254,9 +255,9 @@ def read_rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def runs_of(ledger: Ledger, variant: str, dataset: str) -> dict[int, dict[str, Any]]:
-    """Seed → receipt of a variant on a dataset."""
+    """Seed → receipt of a variant on a dataset, with the chance level of its attention F1."""
     found = ledger.receipts.get((ledger.chapter_of(variant), variant, dataset), {})
-    return {seed: receipt for seed, (_, receipt) in found.items()}
+    return {seed: with_chance(receipt) for seed, (_, receipt) in found.items()}
 
 
 def ours(ledger: Ledger, variant: tuple[str, str] | None, dataset: str) -> str:

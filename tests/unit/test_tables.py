@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from itm_lab.evidence.chance import FILE, chance_beside
-from itm_lab.evidence.ledger import verdict
+from itm_lab.evidence.chance import FILE, chance_beside, with_chance
+from itm_lab.evidence.ledger import Ledger, verdict
 from itm_lab.evidence.statistics import seed_interval
 from itm_lab.evidence.tables import lab_table, published_rows, search_table
 from itm_lab.paths import Paths
+from itm_lab.publish.ledger_pages import ours
 from itm_lab.records.receipts import variant_receipts, variant_values
 from itm_lab.scenes import scenes_folder
 from itm_lab.scenes.phrases import scenes_grounding
@@ -81,6 +82,15 @@ def test_the_chance_levels_of_scenes_are_those_of_its_boxes() -> None:
     found = {iou: round(100 * seen.quality([0.0], iou).chance_f1, 2) for iou in (0.3, 0.4, 0.5, 0.6)}
     levels = {f"att_f1_chance_iou_{10 * iou:02.0f}": level for iou, level in found.items()}
     assert known["levels"] == levels | {"att_f1_chance": found[0.4]}
+
+
+def test_a_page_has_chance_beside_an_attention_f1() -> None:
+    ledger = Ledger()
+    assert "every region 39.9" in ours(ledger, ("SCAN baseline", "att_f1"), "scenes")
+    assert "every region" not in ours(ledger, ("SCAN baseline", "rsum"), "scenes")
+    measured = {"metrics": {"att_f1": {"value": 80.0}, "att_f1_chance": {"value": 30.0}}}
+    assert with_chance(measured) == measured  # a run's own level stays
+    assert with_chance({"metrics": {"rsum": {"value": 1.0}}}) == {"metrics": {"rsum": {"value": 1.0}}}
 
 
 def test_verdicts_on_attention_f1_say_its_chance_level() -> None:
