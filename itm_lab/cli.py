@@ -204,7 +204,7 @@ def run_experiments(
     results, asked = root / receipts, (root, experiments or [], table)
     planned = plan(*asked, seeds, parameter or [], search or [], grid or [], results)
     selections = [] if search or grid else plan_searches(*asked, parameter or [], results)
-    searches = search_runs(selections)
+    searches = search_runs(selections, results)
     if show:
         for job in (*searches, *planned):
             typer.echo(runner.shown(job))
@@ -223,11 +223,15 @@ def run_experiments(
     from itm_lab.experiments.ensembles import run_ensembles
 
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
-    if selections:
-        if runner.run_jobs(searches, results, at_a_time):
-            raise typer.Exit(1)
+    while selections:
+        while searches:  # a search may go on beyond the ends of its grid
+            if runner.run_jobs(searches, results, at_a_time):
+                raise typer.Exit(1)
+            searches = search_runs(selections, results)
         for selection in selections:
             typer.echo(selection.record(results))
+        selections = plan_searches(*asked, parameter or [], results)
+        searches = search_runs(selections, results)
         planned = plan(*asked, seeds, parameter or [], [], [], results)
     failed = runner.run_jobs(planned, results, at_a_time)
     if not failed and not search and not grid:

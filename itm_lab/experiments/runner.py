@@ -167,12 +167,16 @@ def grid_jobs(
 
 
 def setting_jobs(
-    experiment: Experiment, settings: Sequence[dict[str, Any]], overrides: dict[str, Any], seeds: int = 1
+    experiment: Experiment,
+    settings: Sequence[dict[str, Any]],
+    overrides: dict[str, Any],
+    seeds: int = 1,
+    same_seeds: bool = False,
 ) -> list[Job]:
-    """The given combinations of settings, on dev, seeds of its own for every run."""
+    """The given combinations of settings, on dev, seeds of its own for every run, or the same ones for each combination."""
     jobs = []
     for number, chosen in enumerate(settings):
-        first = SEARCH_SEED + number * seeds
+        first = SEARCH_SEED + (0 if same_seeds else number * seeds)
         given = overrides | chosen | {"evaluate_on": "dev"}
         jobs += make_jobs(experiment, list(range(first, first + seeds)), given)
     return jobs
