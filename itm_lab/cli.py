@@ -194,8 +194,15 @@ def run_experiments(
     show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
     receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
+    queue: Annotated[
+        bool, typer.Option("--queue", help="Work off experiments/queue.yaml; with --dry-run, what it has and lacks.")
+    ] = False,
 ) -> None:
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
+    if queue:
+        if experiments or table or parameter or seeds or search or grid:
+            raise ItmError("itm run --queue: its file says what is run; only --jobs, --receipts and --dry-run go with it")
+        raise typer.Exit(work_off_queue(Paths.find().root, receipts, jobs or 2, dry_run))
     from itm_lab.experiments import runner
     from itm_lab.experiments.choice import search_runs
     from itm_lab.experiments.plan import plan, plan_searches
@@ -241,6 +248,18 @@ def run_experiments(
         for line in compared(results, root / "receipts"):
             typer.echo(line)
     raise typer.Exit(bool(failed))
+
+
+def work_off_queue(root: Path, receipts: Path, at_a_time: int, dry_run: bool) -> int:
+    """Run the queue, or say what it has and lacks; returns the exit code."""
+    from itm_lab.experiments.trial_queue import TrialQueue, read_queue, run_queue
+
+    entries = read_queue(root, root / "experiments" / "queue.yaml")
+    if not dry_run:
+        return bool(run_queue(root, entries, root / receipts, at_a_time))
+    for line in TrialQueue(root, entries, root / receipts).counts():
+        typer.echo(line)
+    return 0
 
 
 @app.command()
