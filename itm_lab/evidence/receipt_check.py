@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from itm_lab.evidence.ledger import Ledger
+from itm_lab.evidence.protocol import is_old
 from itm_lab.evidence.rank_check import check_circumstances, check_intervals, check_ranks
 from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.records.parameters import settings_of
@@ -57,6 +58,7 @@ def check_one(ledger: Ledger, path: Path) -> str:
     check_circumstances(ledger.root, receipt, path)
     check_fingerprint(ledger, receipt, path)
     check_settings(ledger, receipt, path)
+    ledger.check_seed(receipt, place, path)
     present = ledger.rules_for(receipt["chapter"], receipt["variant"])
     for claim in sorted(present.keys() | receipt["rules"].keys()):
         if receipt["rules"].get(claim) != present.get(claim):
@@ -73,7 +75,10 @@ def check_fingerprint(ledger: Ledger, receipt: Mapping[str, Any], path: Path) ->
     place = ledger.place(receipt, path)
     for (_, _, dataset), runs in ledger.receipts.items():
         for known, other in runs.values() if dataset == place else ():
-            if other["dataset"]["fingerprint"] != receipt["dataset"]["fingerprint"]:
+            if (
+                is_old(other) == is_old(receipt)
+                and other["dataset"]["fingerprint"] != receipt["dataset"]["fingerprint"]
+            ):
                 raise input_error(
                     path, "another fingerprint of its data", f"that of {known.name}", "These are other data."
                 )
