@@ -292,6 +292,10 @@ class Ledger(RuleBook):
         """Variant → seed → run at all seeds that are planned for its variants; and, if one is missing, why."""
         need = self.needed(comparison, dataset, self.rules[claim]["datasets"][dataset])
         seeds = self.seeds(comparison, dataset, need)
+        for variant in comparison.variants:
+            there = self.receipts.get((self.chapter_of(variant), variant, dataset), {})
+            if there and all(is_old(receipt) for _, receipt in there.values()):
+                return {}, f"{variant} has receipts of the {OLD_PROTOCOL} only"
         if len(seeds) < need:
             return {}, f"the experiment files plan {len(seeds)} of the {need} seeds that the rule asks for"
         digest, runs = rule_digest(self.rules[claim]), {}
@@ -301,8 +305,6 @@ class Ledger(RuleBook):
             new = {s: run for s, run in there.items() if not is_old(run[1])}
             valid = {s: run for s, run in new.items() if run[1]["rules"].get(claim) == digest}
             if missing := [seed for seed in seeds if seed not in valid]:
-                if there and not new:
-                    return {}, f"{variant} has receipts of the {OLD_PROTOCOL} only"
                 if any(seed in new for seed in missing):
                     return {}, "the rule is younger than its receipts"
                 return {}, f"{variant} lacks {'all' if len(missing) == len(seeds) else 'the'} seeds {_numbers(missing)}"

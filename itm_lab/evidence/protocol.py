@@ -124,9 +124,9 @@ def at_edge(run: Receipt, protocol: Receipt) -> Iterator[str]:
     """
     for name, values in run["search"]["grid"].items():
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-        if len(numbers) > 2 and len(numbers) == len(values) and name not in protocol["grids_of_papers"]:
-            if run["parameters"].get(name) in (min(numbers), max(numbers)):
-                yield name
+        inside = len(numbers) > 2 and len(numbers) == len(values) and name not in protocol["grids_of_papers"]
+        if inside and run["parameters"].get(name) in (min(numbers), max(numbers)):
+            yield name
 
 
 # ---------------------------------------------------------------------------------------------- convergence

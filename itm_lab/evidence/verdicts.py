@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -32,7 +32,8 @@ class ComparisonResult:
     status: holds, fails, level (no difference beyond the margin), open or not comparable. chance: the chance level of
     the metric that is compared, where it is an attention F1. p: that the number is the bound (0: a printed number).
     smallest: the smallest effect that so many seeds find four times in five. checks: those of the protocol that failed
-    or could not be made. collapsed: runs that rank hardly better than chance. metric: what is compared.
+    or could not be made. collapsed: runs that rank hardly better than chance. metric: what is compared. margin: within
+    which a difference counts as none.
     """
 
     comparison: str
@@ -43,9 +44,15 @@ class ComparisonResult:
     chance: float | None = None
     p: float = 0.0
     smallest: float | None = None
-    checks: Checks = Checks()
+    checks: Checks = field(default_factory=Checks)
     collapsed: tuple[str, ...] = ()
     metric: str = ""
+    margin: float | None = None
+
+    @property
+    def is_level(self) -> bool:
+        """Whether the whole interval lies within the margin that counts as no difference."""
+        return self.margin is not None and -self.margin <= self.interval.low and self.interval.high <= self.margin
 
     def __str__(self) -> str:
         value, low, high = map(signed, self.interval)
@@ -173,7 +180,9 @@ def after_holm(
     for (claim, p), now in zip(weakest.items(), corrected, strict=False):
         factor = now / p if p else 1.0
         done[claim] = tuple(
-            replace(one, status="open") if one.status == "holds" and one.p * factor > 1 - level else one
+            replace(one, status="level" if one.is_level else "open")
+            if one.status == "holds" and one.p * factor > 1 - level
+            else one
             for one in findings[claim]
         )
     return done
@@ -287,14 +296,14 @@ def _p(estimate: Estimate, expected: Mapping[str, Any]) -> float:
 def _finding(
     text: str, interval: Interval, expected: Mapping[str, Any], runs: int, margin: float | None = None
 ) -> ComparisonResult:
-    """Level if the whole interval is within the margin, holds if it is where it should be, fails if none of it is."""
+    """Holds if the whole interval is where it should be, else level if it is within the margin; fails if none of it is."""
     (word, bound), (_, low, high) = next(iter(expected.items())), interval
     if word == "within":
         holds, fails = bound[0] <= low and high <= bound[1], high < bound[0] or low > bound[1]
         return ComparisonResult(text, interval, f"within {bound[0]} to {bound[1]}", _status(holds, fails), runs)
     holds, fails = (low > bound, high < bound) if word == "above" else (high < bound, low > bound)
-    level = margin is not None and -margin <= low and high <= margin
-    return ComparisonResult(text, interval, f"{word} {bound}", "level" if level else _status(holds, fails), runs)
+    found = ComparisonResult(text, interval, f"{word} {bound}", _status(holds, fails), runs, margin=margin)
+    return replace(found, status="level") if found.is_level and not holds else found
 
 
 def _status(holds: bool, fails: bool) -> str:

@@ -87,8 +87,10 @@ def comparisons(rule: Mapping[str, Any], dataset: str) -> list[Comparison]:
             else:
                 sides = [entry.get(key, []) for key in ("a", "b", "b_best")]
             for base in rule["base_models"][dataset] if "{base}" in str(entry) else ("",):
-                terms = (tuple(_term(text.replace("{base}", base), metric) for text in side) for side in sides)
-                found.append(Comparison(*terms, _expected(entry), bool(pair), declared, margin))
+                plus, minus, best = (
+                    tuple(_term(text.replace("{base}", base), metric) for text in side) for side in sides
+                )
+                found.append(Comparison(plus, minus, best, _expected(entry), bool(pair), declared, margin))
     return found
 
 
