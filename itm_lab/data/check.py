@@ -46,7 +46,11 @@ def check_dataset(known: Known, name: str, data_root: Path, quick: bool = False)
             found += [] if quick or _broken(found) else [fingerprint(opened)]
         findings += found
     findings += [check_vocabulary(root, splits.get("train")), *check_between(known, splits, contents)]
-    told = "; features were not read" if quick or _broken(findings) else f", fingerprint {fingerprint_of_all(splits)}"
+    told = ""
+    if quick:
+        told = "; features were not read"
+    elif not _broken(findings):
+        told = f", fingerprint {fingerprint_of_all(splits)}"
     apart = [split for key, split in splits.items() if key not in known.within]
     images, captions = (sum(getattr(split, n) for split in apart) for n in ("n_images", "n_captions"))
     whole = f"{counted(images, 'image')}, {counted(captions, 'caption')}{told}"

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, replace
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal

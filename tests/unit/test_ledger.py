@@ -20,6 +20,7 @@ from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger
 from itm_lab.evidence.verdicts import pearson_interval
 from itm_lab.notebook_io import KERNELSPEC
 from itm_lab.publish.ledger_pages import OTHERS, escape, page, variant_of
+from itm_lab.records.checkout import Code
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, write_receipt
 from itm_lab.records.rules import comparisons, rule_digest
 from itm_utils.errors import ItmError
@@ -58,7 +59,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def quick_receipts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking git for the commit and waiting for the disk cost more than all the rest of a receipt."""
-    monkeypatch.setattr("itm_lab.records.receipts._commit", lambda: None)
+    monkeypatch.setattr("itm_lab.records.receipts.code_of", lambda paths: Code("c" * 40, True))
     monkeypatch.setattr("itm_lab.records.receipts._version", lambda package: "0")
     monkeypatch.setattr("os.fsync", lambda file: None)
 

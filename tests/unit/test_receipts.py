@@ -24,7 +24,7 @@ def receipt(rsum: float = 300.0, **change) -> dict:
         "chapter": "02_scan",
         "variant": "t2i avg",
         "seed": 3,
-        "dataset": {"name": "scenes", "split": "test", "fingerprint": "abc"},
+        "dataset": {"name": "scenes", "split": "test", "fingerprint": "abc0" * 16},
         "parameters": {"epochs": 2},
         "metrics": {"rsum": rsum, "i2t_r1": 30.0},
         "intervals": {"rsum": (290.0, 310.0)},
