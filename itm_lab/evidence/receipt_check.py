@@ -41,14 +41,14 @@ def check_folder(root: Path) -> str:
         receipt = read_named_receipt(path, folder)
         identities.add(receipt, path)
         new = not is_old_protocol(receipt)
-        if new:
-            variants.add(receipt, path)
-            check_circumstances(root, receipt, path)
-            check_settings(ledger, receipt, path)
         if receipt["ranks"] is not None:
             check_ranks(receipt, evidence := read_evidence(path), path)
             if new or number % SAMPLED == 0:
                 check_intervals(receipt, evidence, path)
+        if new:
+            variants.add(receipt, path)
+            check_circumstances(root, receipt, path)
+            check_settings(ledger, receipt, path)
     counted = sum(len(runs) for runs in ledger.receipts.values())  # reading them checks data and number of images
     return f"{folder}: {len(paths)} receipts good; {counted} of them on a test split that verdicts speak of"
 

@@ -228,7 +228,7 @@ def test_bounds_hosts_differences_of_metrics_and_correlations(root: Path) -> Non
                 f"{host} {variant}",
                 hits,
                 chapter="11_ccr_ccs",
-                more=lambda hit, sign=sign: {"att_f1": sign * hit},
+                more=lambda hit, sign=sign: {"att_f1": 50 + sign * hit / 10},
             )
     found = Ledger(root).verdict("CC-09", "scenes")
     assert [finding.status for finding in found.findings] == ["holds", "holds", "fails"]
@@ -487,7 +487,7 @@ def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same with a chapter and an experiment, as the current folder."""
     parameters = (
         "variant: str = 'lab'  # name\nseed: int = 0  # seed\ndataset: str = 'scenes'  # data\n"
-        "epochs: int = 2  # passes\nrun_dir: str = ''  # folder"
+        "evaluate_on: str = 'test'  # split\nepochs: int = 2  # passes\nrun_dir: str = ''  # folder"
     )
     cell = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
     (root / "notebooks").mkdir()
