@@ -257,3 +257,12 @@ def test_pixels_and_the_frozen_network_identify_scenes(scenes: Path, tmp_path: P
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"fingerprint": "0" * 64}))
     known.add(fingerprint(scenes, "test"))  # a claim: changes nothing
     assert len(known) == 3
+
+
+def test_the_page_says_what_the_benchmark_measured() -> None:
+    root = Path(__file__).resolve().parents[2]
+    found = json.loads((root / "benchmarks/results/digests.json").read_text(encoding="utf-8"))
+    page = (root / "book/datasets.md").read_text(encoding="utf-8")
+    assert f"at {found['bytes_per_second'] / 1e9:.2f} GB per second" in page
+    assert f"take {found['coco_seconds']:.0f} s of it" in page
+    assert found["again_seconds"] < 1e-3
