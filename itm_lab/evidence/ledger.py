@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from itm_lab.evidence.planned import planned_seeds, seeds_of
-from itm_lab.evidence.protocol import DOUBLED, Runs, check_protocol, collapsed, is_old
+from itm_lab.evidence.protocol import DOUBLED, Runs, check_protocol, collapsed
 from itm_lab.evidence.rank_check import check_ranks
 from itm_lab.evidence.statistics import image_contributions
 from itm_lab.evidence.verdicts import (
@@ -30,7 +30,13 @@ from itm_lab.evidence.verdicts import (
     verdict_of,
 )
 from itm_lab.paths import Paths
-from itm_lab.records.receipts import Identities, read_evidence, read_named_receipt
+from itm_lab.records.receipts import (
+    Identities,
+    counts_as_evidence,
+    is_old_protocol,
+    read_evidence,
+    read_named_receipt,
+)
 from itm_lab.records.rules import Comparison, RuleBook, comparisons, rule_digest
 from itm_utils.errors import input_error
 from itm_utils.metrics.retrieval import Ranks
@@ -87,7 +93,7 @@ def _the_book() -> Ledger:
 
 def _of_one_protocol(runs: dict[int, Run]) -> dict[int, Run]:
     """The runs that can be checked, where there are any; else those of the old protocol."""
-    return {seed: run for seed, run in runs.items() if not is_old(run[1])} or runs
+    return {seed: run for seed, run in runs.items() if not is_old_protocol(run[1])} or runs
 
 
 def _contributions(path: Path, receipt: Mapping[str, Any], metric: str) -> np.ndarray:
@@ -152,7 +158,7 @@ class Ledger(RuleBook):
     def check_seed(self, receipt: Mapping[str, Any], place: str, path: Path) -> None:
         """Refuse a seed that the experiment files do not plan: whoever may add seeds may choose among them."""
         planned = seeds_of(self.plan, receipt["chapter"], receipt["variant"], place)
-        if planned is not None and not is_old(receipt) and receipt["seed"] not in planned:
+        if planned is not None and not is_old_protocol(receipt) and receipt["seed"] not in planned:
             where = f"experiments/{receipt['chapter'].partition('_')[2]}.yaml"
             expected = f"a seed that {where} plans for {receipt['variant']} ({_numbers(planned)})"
             raise input_error(path, f"seed {receipt['seed']}", expected, "Plan it before its run, or remove it.")
@@ -164,8 +170,8 @@ class Ledger(RuleBook):
         if name not in self.datasets or of["split"] not in ("test", "testall"):
             return None
         known = self.datasets[name]
-        known = known | known.get("old_protocol", {}) if is_old(receipt) else known
-        if of["fingerprint"] != (wanted := known.get("fingerprint", of["fingerprint"])):
+        mark = "old_fingerprint" if is_old_protocol(receipt) else "fingerprint"
+        if of["fingerprint"] != (wanted := known.get(mark, of["fingerprint"])):
             raise input_error(
                 path, f"{name} with fingerprint {of['fingerprint'][:12]}", wanted[:12], "These are other data."
             )
@@ -283,7 +289,7 @@ class Ledger(RuleBook):
         for variant, of in self._trained(runs, dataset).items():
             chapter = next(iter(of.values()))["chapter"]
             controls = self.receipts.get((chapter, DOUBLED.format(variant), dataset), {})
-            known = {seed: receipt for seed, (_, receipt) in controls.items() if not is_old(receipt)}
+            known = {seed: receipt for seed, (_, receipt) in controls.items() if not is_old_protocol(receipt)}
             if known:
                 found[variant] = known[min(known, key=lambda seed: (seed not in of, seed))]
         return found
@@ -294,7 +300,7 @@ class Ledger(RuleBook):
         seeds = self.seeds(comparison, dataset, need)
         for variant in comparison.variants:
             there = self.receipts.get((self.chapter_of(variant), variant, dataset), {})
-            if there and all(is_old(receipt) for _, receipt in there.values()):
+            if there and all(is_old_protocol(receipt) for _, receipt in there.values()):
                 return {}, f"{variant} has receipts of the {OLD_PROTOCOL} only"
         if len(seeds) < need:
             return {}, f"the experiment files plan {len(seeds)} of the {need} seeds that the rule asks for"
@@ -302,9 +308,15 @@ class Ledger(RuleBook):
         for variant, metric in comparison.terms:
             there = self.receipts.get((self.chapter_of(variant), variant, dataset), {})
             there = {s: run for s, run in there.items() if set(metric.split("-")) <= set(run[1]["metrics"])}
-            new = {s: run for s, run in there.items() if not is_old(run[1])}
-            valid = {s: run for s, run in new.items() if run[1]["rules"].get(claim) == digest}
+            new = {s: run for s, run in there.items() if not is_old_protocol(run[1])}
+            valid = {
+                s: run
+                for s, run in new.items()
+                if not counts_as_evidence(run[1]) and run[1]["rules"].get(claim) == digest
+            }
             if missing := [seed for seed in seeds if seed not in valid]:
+                if unclean := [why for seed in missing if seed in new and (why := counts_as_evidence(new[seed][1]))]:
+                    return {}, f"runs of {variant} do not count: {unclean[0]}"
                 if any(seed in new for seed in missing):
                     return {}, "the rule is younger than its receipts"
                 return {}, f"{variant} lacks {'all' if len(missing) == len(seeds) else 'the'} seeds {_numbers(missing)}"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from itm_lab.experiments.experiment_files import values_of
 from itm_lab.records.rules import DECLARED, Comparison
 
 Receipt = Mapping[str, Any]
 Runs = Mapping[str, Mapping[int, Receipt]]  # variant → seed → receipt
-FIRST_SCHEMA = 4  # of receipts that say enough to be checked; what is older is *old protocol*
 DOUBLED = "{} doubled"  # the control of a variant: the same settings, twice the captions
 
 
@@ -25,11 +25,6 @@ class Checks:
 
     failed: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-
-
-def is_old(receipt: Receipt) -> bool:
-    """Whether a receipt was written before the protocol could be checked."""
-    return receipt["schema"] < FIRST_SCHEMA
 
 
 def check_protocol(comparison: Comparison, runs: Runs, doubled: Mapping[str, Receipt], protocol: Receipt) -> Checks:
@@ -122,7 +117,8 @@ def at_edge(run: Receipt, protocol: Receipt) -> Iterator[str]:
 
     Two values have no inside, and some grids are the papers' own; these are not asked.
     """
-    for name, values in run["search"]["grid"].items():
+    grid = run["search"]["grid"]
+    for name, values in (grid if isinstance(grid, Mapping) else values_of(tuple(grid))).items():
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         inside = len(numbers) > 2 and len(numbers) == len(values) and name not in protocol["grids_of_papers"]
         if inside and run["parameters"].get(name) in (min(numbers), max(numbers)):

@@ -35,6 +35,7 @@ LIBRARY = {
     "data": "precomputed features, captions, text encoders, phrases with boxes, batches",
     "matcher": "the types that models, objectives and metrics share",
     "figures": "one visual style",
+    "digests": "what files hold, remembered",
     "cache": "folders that are made once",
     "teaching": "classes taught in several cells",
     "boxes": "overlap of boxes",

@@ -11,7 +11,6 @@ from typing import Any
 
 from itm_lab.evidence.chance import with_chance
 from itm_lab.evidence.ledger import OLD_PROTOCOL, Ledger
-from itm_lab.evidence.protocol import is_old
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.evidence.verdicts import row_name
 from itm_lab.publish import claims_page
@@ -20,6 +19,7 @@ from itm_lab.publish.judgements_page import judgements_fragment
 from itm_lab.publish.markdown import escape, joined, table
 from itm_lab.publish.photographs_page import photographs_fragment
 from itm_lab.publish.uncertainty_page import uncertainty_fragment
+from itm_lab.records.receipts import is_old_protocol
 from itm_lab.records.rules import RECALLS, listed
 from itm_utils.errors import input_error
 
@@ -175,7 +175,7 @@ def ours(ledger: Ledger, variant: tuple[str, str] | None, dataset: str) -> str:
 
 def age(runs: list[dict[str, Any]]) -> str:
     """What stands behind the numbers of runs that are too old to be checked."""
-    return f", {OLD_PROTOCOL}" if runs and is_old(runs[0]) else ""
+    return f", {OLD_PROTOCOL}" if runs and is_old_protocol(runs[0]) else ""
 
 
 def over_seeds(found: list[dict[str, float]], digits: int = 1) -> str:
@@ -248,7 +248,7 @@ def lab_page(ledger: Ledger) -> Iterator[str]:
                 metrics = [[run["metrics"][name] for run in runs] for name in ("rsum", "i2t_r1", "t2i_r1")]
                 models = {run["models"] for run in runs}
                 cells = [escape(variant) + age(runs), joined(sorted(map(str, models))), *map(over_seeds, metrics)]
-                lines.append((is_old(runs[0]), metrics, cells))
+                lines.append((is_old_protocol(runs[0]), metrics, cells))
         lines.sort(key=lambda line: (line[0], -sum(metric["value"] for metric in line[1][0]) / len(line[1][0])))
         yield from table(["variant", "models", "rsum", "i2t R@1", "t2i R@1"], (line for _, _, line in lines))
 
@@ -261,7 +261,7 @@ def shared_seeds(ledger: Ledger) -> Iterator[str]:
             runs = [found[seed][1] for seed in SEEDS]
             metrics = [[run["metrics"][name] for run in runs] for name in ("rsum", "i2t_r1", "t2i_r1")]
             cells = [escape(variant), chapter[:2], str(runs[0]["models"]), *map(over_seeds, metrics)]
-            place = rows.setdefault(is_old(runs[0]), [])
+            place = rows.setdefault(is_old_protocol(runs[0]), [])
             place.append((sum(run["metrics"]["rsum"]["value"] for run in runs), cells))
     for old, of in sorted(rows.items()):  # two protocols are two tables
         which = f", {OLD_PROTOCOL}" * old
