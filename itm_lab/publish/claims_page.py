@@ -30,6 +30,7 @@ STATUS = {
 }
 MARKS = {"holds": "✓", "fails": "✗", "open": "?", "level": "=", NOT_COMPARABLE: "≠"}
 HEADS = ["claim", "what it says", "the paper's effect", "ours", "verdict", "on"]
+WHOLE = "\N{NON-BREAKING HYPHEN}"  # a claim's name stays on one line
 IN_A_CELL = 3  # effects in one cell of the table
 IN_A_ROW = 4  # effects in one row of the drawing
 POINTS = ("att_f1", "att_precision", "att_recall", "att_pr_area")  # metrics in points, besides rsum and recalls
@@ -107,12 +108,11 @@ def papers_of(claims: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def at_a_glance(ledger: Ledger, papers: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """How many claims of each paper have which verdict."""
+    words = {paper: [ledger.verdict(name).verdict for name in names] for paper, names in papers.items()}
     yield "## At a glance\n"
-    lines = []
-    for paper, names in papers.items():
-        words = [ledger.verdict(name).verdict for name in names]
-        lines.append([SHOWN.get(paper, paper), len(names), *(words.count(word) or "–" for word in VERDICTS)])
-    yield from table(["paper", "claims", *VERDICTS], lines)
+    lines: list[list[Any]] = [[badge(word), *(of.count(word) or "–" for of in words.values())] for word in VERDICTS]
+    lines.append(["claims", *map(len, words.values())])
+    yield from table(["verdict", *(SHOWN.get(paper, paper) for paper in papers)], lines)
 
 
 # ---------------------------------------------------------------------------------------------- a row for each claim
@@ -126,7 +126,7 @@ def claim_table(ledger: Ledger, names: Iterable[str]) -> Iterator[str]:
         one = ledger.verdict(name)
         effects = effects_of(ledger, one)
         dataset = "–" if one.verdict == "not run" else DATASETS[one.dataset]
-        link = f"{{ref}}`{name} <claim-{name.lower()}>`"
+        link = f"{{ref}}`{name.replace('-', WHOLE)} <claim-{name.lower()}>`"
         ours = OLD_PROTOCOL if OLD_PROTOCOL in one.reason else our_cell(effects)
         cells = [paper_cell(effects), ours, badge(one.verdict), dataset]
         lines.append([link, escape(claims[name]["claim"]), *cells])
