@@ -129,7 +129,7 @@ def at_edge(run: Receipt, protocol: Receipt) -> Iterator[str]:
 
 
 def validated(variant: str, runs: Mapping[int, Receipt]) -> Iterator[str]:
-    """Every stage was validated at least once an epoch."""
+    """Every stage was validated at least once per epoch."""
     for seed, run in runs.items():
         for stage in run["training"]["stages"]:
             if len(stage["dev"]) < stage["epochs"]:

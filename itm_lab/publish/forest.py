@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from itm_lab.evidence.statistics import Interval
@@ -15,7 +16,7 @@ from itm_lab.evidence.verdicts import VERDICTS
 from itm_utils.figures import INK, use_style
 
 # Colours of Okabe and Ito, as in all figures; the same order as the words.
-COLOURS = dict(
+COLOURS: dict[str, str] = dict(
     zip(VERDICTS, ("#009e73", "#e69f00", "#0072b2", "#d55e00", "#cc79a7", "#56b4e9", "#6b7a8f"), strict=True)
 )
 STEP = 0.32  # inches for one claim
@@ -60,7 +61,7 @@ def forest(rows: Sequence[Row]) -> str:
 TICKS = (-200, -100, -50, -20, -10, -5, -2, 0, 2, 5, 10, 20, 50, 100, 200)
 
 
-def draw_row(axes: plt.Axes, place: int, row: Row) -> None:
+def draw_row(axes: Axes, place: int, row: Row) -> None:
     """Diamonds of the paper a little above the middle of the line, our intervals a little below."""
     axes.scatter(
         row.printed, [place - 0.16] * len(row.printed), marker="D", s=24, facecolor="none", edgecolor=INK, linewidth=1.1, zorder=3

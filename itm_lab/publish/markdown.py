@@ -30,5 +30,5 @@ def badge(word: str) -> str:
 
 
 def joined(words: Sequence[str]) -> str:
-    """Words as in a sentence: a, b and c."""
+    """Words in a row: a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
