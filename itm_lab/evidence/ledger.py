@@ -7,6 +7,7 @@ seal and does not fit its ranks, nor by bending the rule afterwards.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from itm_lab.evidence.planned import planned_seeds, seeds_of
+from itm_lab.evidence.planned import planned_seeds, seeds_of, variant_of_experiment
 from itm_lab.evidence.protocol import DOUBLED, Runs, check_protocol, collapsed
 from itm_lab.evidence.rank_check import check_ranks
 from itm_lab.evidence.statistics import image_contributions
@@ -263,9 +264,8 @@ class Ledger(RuleBook):
         found = evaluate(
             comparison, receipts, self.protocol, lambda variant, seed, name: _contributions(*runs[variant][seed], name)
         )  # fmt: skip
-        checks = check_protocol(
-            comparison, self._trained(receipts, dataset), self._doubled(receipts, dataset), self.protocol
-        )
+        trained, doubled = self._trained(receipts, dataset), self._doubled(receipts, dataset)
+        checks = check_protocol(comparison, trained, doubled, self.protocol, self._baselines(trained))
         names = tuple(collapsed(receipts, self.protocol))
         status = NOT_COMPARABLE if checks.failed else found.status
         return replace(found, checks=checks, collapsed=names, status=status)
@@ -281,6 +281,19 @@ class Ledger(RuleBook):
                         found.setdefault(member, {})[int(own)] = known[int(own)][1]
                 if receipt["models"] == 1 or "members" not in receipt["parameters"]:
                     found.setdefault(variant, {})[seed] = receipt
+        return found
+
+    def _baselines(self, runs: Runs) -> dict[str, str]:
+        """Record of a search → the variant that got as many runs beside it, as the record says."""
+        found: dict[str, str] = {}
+        for search in (receipt.get("search") for of in runs.values() for receipt in of.values()):
+            path = self.paths.receipts / search["record"] if search else None
+            if search is None or path is None or search["record"] in found or not path.is_file():
+                continue
+            record = json.loads(path.read_text(encoding="utf-8"))
+            variant = variant_of_experiment(self.root, record["select"].get("baseline", ""))
+            if variant and len(record.get("baseline_runs", ())) == search["runs"]:
+                found[search["record"]] = variant
         return found
 
     def _doubled(self, runs: Runs, dataset: str) -> dict[str, Mapping[str, Any]]:

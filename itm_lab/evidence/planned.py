@@ -32,6 +32,20 @@ def seeds_of(plan: Plan, chapter: str, variant: str, dataset: str) -> tuple[int,
     return plan.get((chapter, variant, dataset.removesuffix(FIVE_K)))
 
 
+def variant_of_experiment(root: Path, name: str) -> str | None:
+    """The variant of an experiment ``<chapter>/<dataset>/<key>``; None where there is no such experiment."""
+    chapter, _, place = name.partition("/")
+    if not (path := root / "experiments" / f"{chapter}.yaml").is_file():
+        return None
+    return _names(path, path.stat().st_mtime_ns).get(place)
+
+
+@cache
+def _names(path: Path, changed: int) -> dict[str, str]:
+    """``<dataset>/<key>`` → variant, of one file; read again only if it has changed."""
+    return {f"{dataset}/{key}": str(given["variant"]) for dataset, key, given in expand(path) if "variant" in given}
+
+
 @cache
 def _of_file(path: Path, chapter: str, changed: int) -> dict[tuple[str, str, str], tuple[int, ...]]:
     """The plan of one file; read again only if it has changed."""

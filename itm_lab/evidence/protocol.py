@@ -27,8 +27,17 @@ class Checks:
     missing: tuple[str, ...] = ()
 
 
-def check_protocol(comparison: Comparison, runs: Runs, doubled: Mapping[str, Receipt], protocol: Receipt) -> Checks:
-    """Every check of a comparison. runs: the receipts it rests on. doubled: variant → its control with twice the captions."""
+def check_protocol(
+    comparison: Comparison,
+    runs: Runs,
+    doubled: Mapping[str, Receipt],
+    protocol: Receipt,
+    baselines: Mapping[str, str] | None = None,
+) -> Checks:
+    """Every check of a comparison. runs: the receipts it rests on. doubled: variant → its control with twice the captions.
+
+    baselines: record of a search → the variant that got as many runs of its own, having nothing to choose.
+    """
     declared = {key: comparison.declared.get(key, values[0]) for key, values in DECLARED.items()}
     if declared["checks"] == "none":
         return Checks()
@@ -41,7 +50,7 @@ def check_protocol(comparison: Comparison, runs: Runs, doubled: Mapping[str, Rec
         failed += same_training(trained)
     if declared["budget"] != "unequal":
         failed += same_budget(trained, declared["budget"] == "last stage")
-    failed += searched(trained, protocol, declared["search"] == "equal")
+    failed += searched(trained, protocol, declared["search"] == "equal", baselines or {})
     for variant, of in trained.items():
         failed += validated(variant, of)
         failed += converged(variant, of, protocol)
@@ -93,13 +102,18 @@ def _slack(run: Receipt, last_stage: bool) -> float:
 # ---------------------------------------------------------------------------------------------- search
 
 
-def searched(runs: Runs, protocol: Receipt, equally: bool) -> Iterator[str]:
-    """Settings were searched on dev, with enough seeds, as often for every variant, and not found at an edge."""
+def searched(runs: Runs, protocol: Receipt, equally: bool, baselines: Mapping[str, str]) -> Iterator[str]:
+    """Settings were searched on dev, with enough seeds, as often for every variant, and not found at an edge.
+
+    A baseline with as many runs beside the search of another counts as searched with that effort.
+    """
     effort: dict[str, tuple[int, int]] = {}
+    searches = [search for of in runs.values() if (search := next(iter(of.values())).get("search"))]
+    beside = {baselines[one["record"]]: (one["runs"], one["seeds"]) for one in searches if one["record"] in baselines}
     for variant, of in runs.items():
         run = next(iter(of.values()))
         search = run.get("search")
-        effort[variant] = (search["runs"], search["seeds"]) if search else (0, 0)
+        effort[variant] = (search["runs"], search["seeds"]) if search else beside.get(variant, (0, 0))
         if search:
             if search["seeds"] < protocol["search_seeds"]:
                 yield f"{variant} was searched with {search['seeds']} of {protocol['search_seeds']} seeds"

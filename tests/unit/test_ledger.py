@@ -258,6 +258,19 @@ def test_a_double_control_is_looked_for_and_counts(root: Path) -> None:
     assert found.verdict == "not comparable" and "moved its test rsum by +24.0" in found.reason
 
 
+def test_a_record_says_which_baseline_got_as_many_runs(root: Path) -> None:
+    put(root, WARM, (300,) * 5)
+    put(root, ALL, (200,) * 5, fair={"search": None})
+    assert "searched unequally" in Ledger(root).verdict("VSEPP-01", "scenes").reason
+    record = root / "receipts/01_vsepp/choices/one.json"
+    record.parent.mkdir()
+    content = {"select": {"baseline": "vsepp/scenes/1"}, "baseline_runs": [{}] * 6}
+    record.write_text(json.dumps(content), encoding="utf-8")
+    assert Ledger(root).verdict("VSEPP-01", "scenes").verdict == "reproduced"
+    record.write_text(json.dumps(content | {"baseline_runs": [{}] * 3}), encoding="utf-8")
+    assert "searched unequally" in Ledger(root).verdict("VSEPP-01", "scenes").reason
+
+
 def test_collapsed_runs_are_named(root: Path) -> None:
     put(root, WARM, (300,) * 5)
     put(root, ALL, (200, 3, 200, 200, 200))

@@ -116,6 +116,13 @@ def test_a_grid_of_the_papers_or_of_two_values_may_be_chosen_at_its_edge() -> No
     assert not checked(**given).failed
 
 
+def test_a_baseline_with_as_many_runs_beside_a_search_is_searched_equally() -> None:
+    runs = {"A": {5: run()}, "B": {5: run(search=None)}}
+    beside = {run()["search"]["record"]: "B"}
+    assert not check_protocol(ONE, runs, {}, NUMBERS, beside).failed
+    assert check_protocol(ONE, runs, {}, NUMBERS, {run()["search"]["record"]: "C"}).failed
+
+
 def test_a_gain_is_that_of_the_smoothed_running_best_over_the_last_quarter() -> None:
     assert late_gain(stage(FLAT), NUMBERS) == 0
     assert late_gain(stage([*FLAT[:-1], 290.0]), NUMBERS) == pytest.approx(5)  # one lucky validation counts by half
