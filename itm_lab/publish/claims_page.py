@@ -224,7 +224,7 @@ def drawing(ledger: Ledger, paper: str) -> Iterator[str]:
     alt += f"a dot with its interval for each of ours; {ours} of the claims have runs of ours."
     yield f"```{{figure}} /book/img/{figure_name(paper)}\n:alt: {alt}\n"
     yield "Effects in points, a line for each claim. Diamonds: the paper's tables. Dots: ours with their 95 % intervals over seeds "
-    yield "and test images, coloured by verdict. Claims in other units, or without a number on either side, are in the table only."
+    yield "and test images, coloured by verdict. Beyond five points the axis is logarithmic. Claims in other units, or without a number on either side, are in the table only."
     yield "```\n"
 
 
