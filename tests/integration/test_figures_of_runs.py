@@ -30,8 +30,16 @@ RUNS = {
 
 def write_book(root: Path) -> Path:
     """Chapters and experiments of the book, and a Flickr30K of toys with photographs, boxes and phrases."""
-    for name in ("_toc.yml", "book", "notebooks", "pyproject.toml", "experiments"):
+    for name in ("_toc.yml", "notebooks", "pyproject.toml", "experiments"):
         (root / name).symlink_to(ROOT / name)
+    (root / "book" / "data").mkdir(parents=True)
+    for path in (ROOT / "book" / "data").glob("*.yaml"):
+        (root / "book" / "data" / path.name).symlink_to(path)
+    rules, size = (root / "book" / "data" / "rules.yaml"), f"f30k: {{images: {IMAGES['test']}}}"
+    text = rules.read_text(encoding="utf-8")
+    assert "f30k: {images: 1000}" in text
+    rules.unlink()  # the same rules, for a smaller test split
+    rules.write_text(text.replace("f30k: {images: 1000}", size), encoding="utf-8")
     data = write_toy_dataset(root / "data/f30k_precomp", IMAGES)
     rng = np.random.default_rng(0)
     for split, count in IMAGES.items():

@@ -764,10 +764,14 @@ def test_weights_are_chosen_and_rates_begin_as_the_base_models_scripts_do() -> N
 @pytest.mark.parametrize(("dataset", "rate"), [("coco", 0.0005), ("f30k", 0.0002)])
 def test_the_released_code_has_recipes_of_its_own(dataset: str, rate: float) -> None:
     found = variants(dataset)
-    changed = {"sampling", "by_image", "round_one"}
+    changed = {"sampling", "by_image", "round_one", "first_batch_size"}
     assert differing(found["VSRN released code"], found["VSRN AdapOffQuin"]) == changed | {"batch_size"}
     assert differing(found["BFAN released code"], found["BFAN AdapOffQuin"]) == changed
     assert differing(found["BFAN released code"], found["BFAN equal released code"]) == {"focal"}
+    released = [found[f"{name} released code"] for name in ("VSRN", "BFAN", "BFAN equal")]
+    assert len({given["round_one"] for given in released}) == 1  # whoever comes first trains their miner
+    mined = [{n: given[n] for n in given if n.startswith(("first_", "caption"))} for given in released]
+    assert mined[0] == mined[1] == mined[2] and mined[0]["first_batch_size"] == 124
     assert found["VSRN released code"]["sampling"] == "tied" and not found["VSRN released code"]["by_image"]
     # the README sends its readers to that of BFAN, which passes a rate of its own for each dataset
     assert {found[f"{name} released code"]["learning_rate"] for name in ("BFAN", "BFAN equal")} == {rate}
