@@ -194,16 +194,14 @@ def test_in_single_precision_scores_do_not_depend_on_the_rest_of_the_batch(case:
 
 
 @every_case
-@pytest.mark.parametrize(
-    ("regions", "lengths"), [((1,), (1,)), ((5,), (1, 4)), ((1, 1, 1), (2, 2)), ((3, 3), (1, 1, 1)), ((3, 1), (1, 1))]
-)
-def test_one_of_anything_simply_works(case: Case, regions: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+def test_one_of_anything_simply_works(case: Case) -> None:
     """One image, one caption, one region, one word: scores and gradients are finite."""
     model = case.build()
-    scores = model.score(*encode(model, image_batch(regions), text_batch(lengths)))
-    assert scores.i2t.shape == (len(regions), len(lengths))
-    assert scores.i2t.isfinite().all() and scores.t2i.isfinite().all()
-    total(scores).backward()
+    for regions, lengths in (((1,), (1,)), ((5,), (1, 4)), ((1, 1, 1), (2, 2)), ((3, 1), (1, 1, 1))):
+        scores = model.score(*encode(model, image_batch(regions), text_batch(lengths)))
+        assert scores.i2t.shape == (len(regions), len(lengths))
+        assert scores.i2t.isfinite().all() and scores.t2i.isfinite().all()
+        total(scores).backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert all(gradient.isfinite().all() for gradient in gradients)
 
