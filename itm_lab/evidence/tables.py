@@ -52,7 +52,7 @@ def collapse_table(variants: Mapping[str, str], dataset: str = "scenes") -> dict
 
     variants: variant → chapter that trains it.
     """
-    rows, room = {}, max(map(len, variants))
+    rows, room = {}, max(map(len, variants), default=0)
     for variant, chapter in variants.items():
         if receipts := variant_receipts(chapter, variant, dataset):
             found = collapse_means(receipts)

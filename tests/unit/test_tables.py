@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from itm_lab.evidence import tables
 from itm_lab.evidence.chance import FILE, chance_beside, with_chance
 from itm_lab.evidence.ledger import Ledger, verdict
 from itm_lab.evidence.statistics import seed_interval
-from itm_lab.evidence import tables
 from itm_lab.evidence.tables import collapse_means, collapse_table, lab_table, published_rows, search_table
 from itm_lab.paths import Paths
 from itm_lab.publish.ledger_pages import ours
@@ -45,6 +45,7 @@ def test_collapse_is_shown_where_receipts_have_its_numbers(
     given = {"new": new, "old": [old], "none": []}
     monkeypatch.setattr(tables, "variant_receipts", lambda chapter, variant, dataset: given[variant])
     assert collapse_table(dict.fromkeys(given, "08_mmca")) == {"new": pytest.approx(expected)}
+    assert collapse_table({}) == {}
     assert capsys.readouterr().out.splitlines() == [
         "new   loss of a batch at the end 12.5; mean cosine of two images 0.98; spread of the scores 0.01",
         "old   not recorded by these runs",
