@@ -79,7 +79,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def drawn(runs: dict[str, Path]) -> dict[str, Drawn]:
     """The figures of two chapters, drawn at the same time: one by the command, one by what the command calls."""
     one, other = "ccr_ccs/f30k/scan_ccr_ccs", "aoq/f30k/vsrn_adapoffquin"
-    root, notebooks, execute = runs[one].parents[3], {}, run_figures.execute
+    root, notebooks, execute = runs[one].parents[4], {}, run_figures.execute
 
     def noting(book: Path, chapter: str, *given: Any) -> NotebookNode:
         notebooks[chapter] = execute(book, chapter, *given)
@@ -124,5 +124,5 @@ def test_chapter_10_draws_a_run_on_photographs(drawn: dict[str, Drawn]) -> None:
 @pytest.mark.slow
 def test_a_receipt_of_chapter_10_says_how_long_mining_took(runs: dict[str, Path]) -> None:
     """The page of results shows it beside the paper's (`book/data/rows.yaml`)."""
-    (path,) = (runs["aoq/f30k/vsrn_adapoffquin"].parents[3] / "receipts" / "10_aoq").glob("*.json")
+    (path,) = (runs["aoq/f30k/vsrn_adapoffquin"].parents[4] / "receipts" / "10_aoq").glob("*.json")
     assert read_receipt(path)["metrics"]["mining_seconds"]["value"] > 0
