@@ -23,6 +23,7 @@ LAB = {
     "finished_run": "the model and the captions of a finished run",
     "data": "check, fetch, convert and open datasets",
     "scenes": "the synthetic dataset",
+    "teaching": "figures in one style, the toy tensor, classes written method by method",
     "notebook_io": "notebooks as files",
     "paths": "where things lie in a checkout",
 }
@@ -34,9 +35,7 @@ LIBRARY = {
     "scoring": "all pairs within a memory budget",
     "data": "precomputed features, captions, text encoders, phrases with boxes, batches",
     "matcher": "the types that models, objectives and metrics share",
-    "figures": "one visual style",
     "cache": "folders that are made once",
-    "teaching": "classes taught in several cells",
     "boxes": "overlap of boxes",
     "files": "files in and out",
     "progress": "one progress bar",
