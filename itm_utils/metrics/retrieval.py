@@ -12,7 +12,7 @@ producing them. (Sorting, as the public code does, puts NaN first and calls it a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class Retrieval:
     """Both directions under one protocol.
 
     protocol: ``"all n"`` (every image against every caption), or ``"5 folds of n"``; on COCO's ``testall`` these are the
-    papers' 5K and 1K, see :func:`coco_protocol`.
+    papers' 5K and 1K.
     models: 1 for a single model, more for an ensemble, 0 for none; every printed result says which.
     """
 
@@ -147,19 +147,6 @@ def summarise_folds(ranks: Ranks, owner: np.ndarray, folds: int, models: int = 1
         protocol=f"{folds} folds of {size}",
         models=models,
     )
-
-
-def coco_protocol(result: Retrieval, split: str) -> Retrieval:
-    """Give a result on COCO's ``testall`` the papers' name: 1K for five folds of 1,000, 5K for all 5,000.
-
-    Size alone does not earn the name: COCO's validation split has 5,000 images too.
-    """
-    names = {"5 folds of 1000": "1K", "all 5000": "5K"}
-    if split != "testall" or result.protocol not in names:
-        raise input_error(
-            "protocol", f"{result.protocol} of split {split}", "all 5,000 images of testall, whole or in 5 folds"
-        )
-    return replace(result, protocol=names[result.protocol])
 
 
 def fold_ranks(scores: Scores, owner: np.ndarray, folds: int) -> list[Ranks]:

@@ -28,7 +28,6 @@ from itm_utils.models.keeping_score import InBatchSoftmax, MeanPool
 from itm_utils.training import checkpoints, loop
 from itm_utils.training.checkpoints import (
     FORMAT,
-    WITHOUT_DIGESTS,
     Checkpoint,
     load_model,
     read_checkpoint,
@@ -337,12 +336,13 @@ def test_damaged_checkpoints_of_later_steps_push_out_no_good_one(
     assert [len(files) for files in seen] == [0, 1, *[2] * 10]
 
 
-def test_older_checkpoints_are_still_read(toy_pairs: PairDataset, tmp_path: Path) -> None:
+def test_a_checkpoint_without_digests_is_refused(toy_pairs: PairDataset, tmp_path: Path) -> None:
     path, model = tmp_path / "m.safetensors", model_for(toy_pairs)
     info = {"model": "MeanPool", "config": model.config, "provenance": {}}
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    save_file(tensors, path, metadata={"format": WITHOUT_DIGESTS, "info": json.dumps(info)})
-    load_model(path, model_for(toy_pairs))
+    save_file(tensors, path, metadata={"format": "itm-checkpoint-1", "info": json.dumps(info)})
+    with pytest.raises(ItmError, match="found format itm-checkpoint-1, expected itm-checkpoint-2"):
+        load_model(path, model_for(toy_pairs))
 
 
 @pytest.mark.parametrize(
