@@ -84,3 +84,10 @@ def test_versions_agree() -> None:
     assert itm_utils.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f'version = "{itm_utils.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert itm_lab.__doc__
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")), ids=lambda path: path.stem)
+def test_every_chapter_links_the_page_of_its_code(path: Path) -> None:
+    page = f"book/api/models-{path.stem.partition('_')[2]}"
+    assert (ROOT / f"{page}.md").is_file()
+    assert f"<../{page}>`" in path.read_text(encoding="utf-8")
