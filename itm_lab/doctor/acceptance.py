@@ -185,16 +185,16 @@ def step_settings(stage: Stage) -> dict[str, Any]:
 
 
 @dataclass
-class Memory:
+class PeakMemory:
     """peak: most bytes in use, of PyTorch's tensors on CUDA, of the whole process on other devices."""
 
     peak: int = 0
 
 
 @contextmanager
-def peak_memory(device: str) -> Iterator[Memory]:
+def peak_memory(device: str) -> Iterator[PeakMemory]:
     """Measure the peak of the block: CUDA counts it; elsewhere it is read every few milliseconds."""
-    memory = Memory()
+    memory = PeakMemory()
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
