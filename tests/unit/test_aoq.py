@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 import torch
-from notebook_cells import run_cells
+from notebook_cells import cells_of, run_cells
 from torch import Tensor
 
 from itm_lab.evidence.ledger import Ledger
@@ -558,8 +557,7 @@ def test_false_shares_by_place() -> None:
 
 
 def parameters(**more) -> dict:
-    cells = nbformat.read(ROOT / "notebooks" / "10_aoq.ipynb", 4).cells
-    source = next(cell.source for cell in cells if "parameters" in cell.metadata.get("tags", ()))
+    source = cells_of("10_aoq")["parameters"]
     return {name: value for name, (_, value) in declared_parameters(source).items()} | more
 
 
