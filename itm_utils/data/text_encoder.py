@@ -122,7 +122,6 @@ class BertCaptions:
     One flat, memory-mapped array holds the states of all tokens; caption c has rows ``starts[c]:starts[c + 1]``.
     Its first ``lengths[c]`` rows are tokens; where padding was kept, the states under it follow.
     special: (tokens,) True at [CLS] and [SEP]. spans: (tokens, 2) characters of the caption that a token covers.
-    words: (tokens,) number of the word that a token is a piece of, -1 at special tokens.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -133,7 +132,6 @@ class BertCaptions:
         self.lengths = np.load(self.folder / "lengths.npy") if self.manifest.get("padded") else self.rows
         self.special = np.load(self.folder / "special.npy")
         self.spans = np.load(self.folder / "spans.npy")
-        self.words = np.load(self.folder / "words.npy")
         self.fingerprint = self.folder.name  # a hash of encoder, layers and captions
         self._states: np.ndarray | None = self._open()  # now: an open file outlives a cache that is emptied
 
@@ -249,13 +247,11 @@ def _write_states(
     if not np.isfinite(states).all():
         raise input_error(encoder.name, "states too large for half precision", "finite numbers")
     states.flush()
-    words = [[-1 if word is None else word for word in cut.word_ids(row)] for row in range(len(captions))]
     np.save(folder / "starts.npy", starts)
     if padded:
         np.save(folder / "lengths.npy", lengths)
     np.save(folder / "special.npy", _flat(cut["special_tokens_mask"], starts, False).astype(bool))
     np.save(folder / "spans.npy", _flat(cut["offset_mapping"], starts, (0, 0)).astype(np.int32))
-    np.save(folder / "words.npy", _flat(words, starts, -1).astype(np.int32))
 
 
 def _flat(values: list[list[Any]], starts: np.ndarray, nothing: Any) -> np.ndarray:

@@ -26,24 +26,9 @@ PLAIN_PIECE = re.compile(r"[A-Za-z]+|[,.]")
 SPLIT_BY_NLTK = frozenset(("cannot", "gimme", "gonna", "gotta", "lemme", "wanna"))  # "can not", "gim me", …
 SENTENCE_END_INSIDE = re.compile(r"[.!?]\S*\s+\S")
 # Words that keep their full stop. NLTK's own list comes with a download; captions need only a few.
-ABBREVIATIONS = {
-    "mr",
-    "mrs",
-    "ms",
-    "dr",
-    "st",
-    "jr",
-    "sr",
-    "vs",
-    "no",
-    "u.s",
-    "ft",
-    "etc",
-    "e.g",
-    "i.e",
-    "a.m",
-    "p.m",
-}
+ABBREVIATIONS = set(
+    ["mr", "mrs", "ms", "dr", "st", "jr", "sr", "vs", "no", "u.s", "ft", "etc", "e.g", "i.e", "a.m", "p.m"]
+)
 
 
 @cache
@@ -54,7 +39,7 @@ def _tokenizers() -> tuple[Any, Any]:
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
     parameters = PunktParameters()
-    parameters.abbrev_types = set(ABBREVIATIONS)
+    parameters.abbrev_types = ABBREVIATIONS
     return PunktSentenceTokenizer(parameters), NLTKWordTokenizer()
 
 
