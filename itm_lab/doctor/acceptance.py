@@ -31,6 +31,7 @@ from itm_lab.experiments.plan import plan_one
 from itm_lab.experiments.runner import Job
 from itm_lab.parity.comparison import comparing_on
 from itm_lab.parity.reference_cases import run_folder
+from itm_lab.records.receipts import commit_here
 from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
@@ -258,16 +259,6 @@ def write_report(
         "findings": [asdict(finding) for finding in findings],
     }
     write_json(path, facts)
-
-
-def commit_here() -> str | None:
-    """The commit of the checkout that the code comes from; None outside git."""
-    folder = Path(__file__).parent
-    try:
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return asked.stdout.strip() or None
 
 
 def machine_facts(device: str) -> dict[str, Any]:
