@@ -116,6 +116,7 @@ def test_the_loop_is_plain_adam_with_clipping(toy_pairs: PairDataset, tmp_path: 
     for mine, theirs in zip(trained.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
     assert result.log[-1]["loss"] == loss.item()
+    assert result.log[0]["learning_rate"] == config.learning_rate
     assert max(record["gradient_norm"] for record in result.log) > config.clip_norm
 
 
@@ -295,6 +296,7 @@ DAMAGE = {
     "one tensor of the optimiser missing": {"drop": r"optimizer\.1\.exp_avg"},
     "all of one parameter missing": {"drop": r"optimizer\.1\..*"},
     "no generators": {"drop": r"rng\..*"},
+    "no log": {"drop": r"log\..*"},
     "no weights": {"drop": r"model\..*"},
     "no best weights": {"drop": r"best\..*"},
     "a best that is none": {"best": 3},
