@@ -11,11 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
-import nbformat
 import numpy as np
 import pytest
 import torch
-from notebook_cells import run_cells
+from notebook_cells import cells_of, run_cells
 from torch import Tensor
 
 from itm_lab.evidence.ledger import Ledger
@@ -26,8 +25,8 @@ from itm_lab.publish.ledger_pages import page, variant_of
 from itm_lab.records.parameters import declared_parameters
 from itm_lab.records.receipts import make_receipt, write_receipt
 from itm_lab.records.rules import comparisons
+from itm_lab.teaching.figures import intervals, method_colour
 from itm_utils.errors import ItmError
-from itm_utils.figures import intervals, method_colour
 from itm_utils.matcher import ImageBatch, Images, Matcher, OfflineNegatives, PairBatch, Scores, TextBatch
 from itm_utils.models import aoq
 from itm_utils.models.aoq import (
@@ -604,8 +603,7 @@ def test_the_papers_curves_come_from_receipts_of_the_runs_own_dataset(
 
 
 def parameters(**more) -> dict:
-    cells = nbformat.read(ROOT / "notebooks" / "10_aoq.ipynb", 4).cells
-    source = next(cell.source for cell in cells if "parameters" in cell.metadata.get("tags", ()))
+    source = cells_of("10_aoq")["parameters"]
     return {name: value for name, (_, value) in declared_parameters(source).items()} | more
 
 

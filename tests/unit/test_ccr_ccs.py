@@ -21,9 +21,9 @@ from itm_lab.evidence.tables import lab_table
 from itm_lab.experiments.ensembles import ensemble_of
 from itm_lab.records.receipts import make_receipt, read_receipt, variant_receipts, write_receipt
 from itm_lab.records.scores import save_scores, write_scores
+from itm_lab.teaching.figures import intervals
 from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
-from itm_utils.figures import intervals
 from itm_utils.matcher import Attention, Matcher, OfflineNegatives, Scores, length_mask
 from itm_utils.models import bfan, ccr_ccs, pfan, scan, sgraf
 from itm_utils.models.aoq import OfflineLoss
