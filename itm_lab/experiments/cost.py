@@ -24,12 +24,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from itm_lab.data.opening import open_splits
 from itm_lab.experiments.runner import Job
+from itm_lab.experiments.shapes import WithoutDraws
 from itm_lab.records.receipts import read_receipt
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import input_error
@@ -207,7 +207,7 @@ def make_stages(job: Job, shape: Shape, device: str) -> list[Stage]:
     return stages
 
 
-class OperationCounter(TorchDispatchMode):
+class OperationCounter(WithoutDraws):
     """Counts the operations of matrix products by PyTorch's own formulas (``flop_registry``), and does not compute them.
 
     A product, like an initialisation, gives one number everywhere: which operations run, and on what shapes, is all that a
@@ -217,25 +217,24 @@ class OperationCounter(TorchDispatchMode):
 
     aten = torch.ops.aten
     MATRICES: ClassVar = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
-    DRAWS: ClassVar = {aten.uniform_, aten.normal_}
 
     def __init__(self, weights: Iterable[torch.Size] = ()) -> None:
         super().__init__()
         self.operations, self.weights = 0, {shape for one in weights for shape in (tuple(one), tuple(one)[::-1])}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: PyTorch need not import its compiler (1.5 s) to leave this mode out of it."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, operation = kwargs or {}, func._overloadpacket
         if operation in flop_registry:
             result = self.shaped(func, args, kwargs)
-            self.operations += flop_registry[operation](*args, **kwargs, out_val=result)
+            if operation in self.MATRICES:  # their formula alone: what prepares other arguments for it takes longer
+                shapes = (one.shape if isinstance(one, Tensor) else one for one in args)
+                self.operations += flop_registry[operation].__wrapped__(*shapes, out_shape=result.shape)
+            else:
+                self.operations += flop_registry[operation](*args, **kwargs, out_val=result)
             return result
-        if operation in self.DRAWS and not args[0].is_meta:
-            return args[0].fill_(0.01) if args[0].numel() < 4 * LARGE else args[0]
+        if operation in self.DRAWS:
+            few = not args[0].is_meta and args[0].numel() < 4 * LARGE
+            return args[0].fill_(0.01) if few else args[0]
         if operation is self.aten.add and is_shared(args[0]) and args[0].shape in self.weights:
             return args[0]  # the sum of two gradients of one weight
         if operation is self.aten.mkldnn_rnn_layer:

@@ -27,11 +27,11 @@ from tqdm import tqdm
 from itm_lab.data.opening import dataset_folder, open_splits, open_vocabulary
 from itm_lab.experiments.experiment_files import Experiment
 from itm_lab.experiments.processes import end, interrupted_by_signals, start_dependent
-from itm_lab.notebook_io import KERNEL_ENVIRONMENT
+from itm_lab.experiments.shapes import shapes_only
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import read_evidence, read_receipt, receipt_path, write_receipt
 from itm_lab.records.scores import read_scores
-from itm_utils.errors import ItmError, input_error
+from itm_utils.errors import ItmError, input_error, printable
 from itm_utils.progress import interactive
 from itm_utils.training import Stage
 
@@ -105,7 +105,7 @@ class Job:
     def stages(self, vocabulary_size: int, image_dim: int, device: str = "meta") -> list[Stage]:
         """Its trainings, as its chapter describes them. On "meta", models have shapes and no numbers."""
         given = self.parameters | {"device": "auto"}
-        with torch.random.fork_rng(devices=[]), torch.device(device):
+        with torch.random.fork_rng(devices=[]), torch.device(device), shapes_only(device):
             model = self.module.build(given, vocabulary_size, image_dim)
             return self.module.stages(given, model)
 
@@ -328,6 +328,8 @@ def start(job: Job) -> subprocess.Popen:
 
 def environment_of(parameters: Mapping[str, Any]) -> dict[str, str]:
     """That of an executed chapter, less what would hold a long run back."""
+    from itm_lab.notebook_io import KERNEL_ENVIRONMENT  # here: a plan does without nbformat
+
     left_out = ["HF_HUB_OFFLINE"]  # BERT comes from the model hub, unless the user says otherwise
     if parameters["device"] != "cpu":  # one thread each is for runs that share a processor
         left_out += [name for name in KERNEL_ENVIRONMENT if name.endswith("_NUM_THREADS")]
@@ -339,7 +341,8 @@ def finish(job: Job, process: subprocess.Popen, results: Path | None) -> bool:
     log = job.folder / "papermill.log"
     if process.returncode:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        tqdm.write(f"{job.label}: failed: {lines[-1] if lines else 'no output'}\n  log: {log}", file=sys.stderr)
+        said = printable(lines[-1]) if lines else "no output"  # a log may hold anything, commands of a terminal too
+        tqdm.write(f"{job.label}: failed: {said}\n  log: {log}", file=sys.stderr)
         return False
     try:
         if results is not None:
