@@ -31,6 +31,7 @@ from itm_lab.experiments.shapes import shapes_only
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import read_evidence, read_receipt, receipt_path, write_receipt
 from itm_lab.records.scores import read_scores
+from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import ItmError, input_error, printable
 from itm_utils.progress import interactive
 from itm_utils.training import Stage
@@ -98,9 +99,13 @@ class Job:
     @property
     def steps(self) -> int:
         """Training steps of all its stages, for the bar."""
-        captions = round(self.parameters.get("train_fraction", 1.0) * self.facts.captions)
         configs = [stage.config for stage in self.stages(vocabulary_size=1, image_dim=1)]  # no step depends on either
-        return sum(config.epochs * (captions // config.batch_size) for config in configs)
+        return sum(config.epochs * (self.captions // config.batch_size) for config in configs)
+
+    @property
+    def captions(self) -> int:
+        """Those that it trains on."""
+        return round(self.parameters.get("train_fraction", 1.0) * self.facts.captions)
 
     def stages(self, vocabulary_size: int, image_dim: int, device: str = "meta") -> list[Stage]:
         """Its trainings, as its chapter describes them. On "meta", models have shapes and no numbers."""
@@ -188,9 +193,15 @@ class Facts:
 
 
 @cache
+def open_data(folder: Path, evaluated: str) -> tuple[PrecompSplit, ...]:
+    """Train, the part of dev that validates, and the split that is judged: opened once for all runs."""
+    return tuple(open_splits(folder, evaluated))
+
+
+@cache
 def read_data(folder: Path, evaluated: str) -> Facts:
     """The data is there, can be read and fits together; all runs on it share one reading."""
-    train, _, split = open_splits(folder, evaluated)
+    train, _, split = open_data(folder, evaluated)
     open_vocabulary(folder, train)
     return Facts(train.n_captions, split.identity(), split.n_images)
 
