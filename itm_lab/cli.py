@@ -224,11 +224,11 @@ def run_experiments(
     if dry_run:
         from itm_lab.experiments.cost import Costs, described
 
-        costs, jobs = Costs(gpu, measure), [*searches, *planned]
-        needs = needs_of(jobs, results, costs)
+        costs, runs = Costs(gpu, measure), [*searches, *planned]
+        needs = needs_of(runs, results, costs)
         for line in (*map(str, selections), *needs_table(needs)):
             typer.echo(line)
-        for line in described(jobs, costs, results):
+        for line in described(runs, costs, results):
             typer.echo(line)
         raise typer.Exit(any(need.unmet for need in needs))
     require([*searches, *planned], results)
@@ -260,8 +260,16 @@ def recipe(
         Path | None, typer.Option(help="Write files below this folder; all experiments if none is named.")
     ] = None,
     names: Annotated[bool, typer.Option("--list", help="Every experiment, and what it is.")] = False,
+    requirements: Annotated[
+        bool, typer.Option("--requirements", help="Count what every table needs and takes, for the page of the book.")
+    ] = False,
 ) -> None:
     """Print all parameters of an experiment's run as YAML, for papermill's -y; or write files for its -f."""
+    if requirements:
+        from itm_lab.publish.requirements_page import write_requirements
+
+        typer.echo(write_requirements(Paths.find().root))
+        return
     from itm_lab.experiments.experiment_files import read_experiments
     from itm_lab.experiments.plan import plan_one, unsearched
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from itm_lab.data.check import get_advice
+from itm_lab.data.check_entities import KINDS
 from itm_lab.data.disk import counted, existing_folder, free_space, gigabytes
 from itm_lab.data.registry import ENTITIES_PAGE, KARPATHY_PAGE, KNOWN, NEEDED, PER_IMAGE
 from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, table
@@ -83,7 +84,8 @@ def needs_of(jobs: list[Job], results: Path, costs: Costs | None = None) -> list
     """All that some runs need, each once. costs: of the plan, for what its GPU must hold."""
     plan = Plan(jobs, results)
     found: dict[str, Need] = {}
-    for need in plan.needs():
+    needs = list(plan.needs())
+    for need in (*needs, *disk_needs(plan.waiting)):
         if need.what not in found or (need.unmet and not found[need.what].unmet):
             found[need.what] = need
     return [*found.values(), *memory_notes(plan, costs)]
@@ -115,7 +117,6 @@ class Plan:
                 yield from box_needs(job, readable)
             if readable:
                 yield from size_needs(job)
-        yield from disk_needs(self.waiting)
 
     def run_needs(self, job: Job) -> Iterator[Need]:
         """Runs that this one is built on: AOQ's online run, the baseline of CCR and CCS."""
@@ -316,7 +317,7 @@ def annotation_needs(job: Job, readable: bool) -> Iterator[Need]:
     if not given.get("entities") or given["evaluate_on"] == "dev":
         return
     folder, shown = job.root / given["entities"], given["entities"]
-    absent = [kind for kind in ("Sentences", "Annotations") if not (folder / kind).is_dir()]
+    absent = [kind for kind in KINDS if not (folder / kind).is_dir()]
     if absent:
         get = f"{ENTITIES_PAGE}, unpacked to {shown}; or -p entities= leaves the attention metrics out"
         yield Need(shown, MISSING, f"no folder {' and no folder '.join(absent)}", get)
@@ -356,7 +357,7 @@ def names_source(job: Job) -> str:
 
 def names_need(job: Job, names: list[str], folder: Path, shown: str) -> Need:
     """Whether Entities has both files of every image."""
-    for kind, ending in (("Sentences", ".txt"), ("Annotations", ".xml")):
+    for kind, ending in KINDS.items():
         files = [f"{Path(name).stem}{ending}" for name in names]
         absent = [file for file in files if not (folder / kind / file).is_file()]
         if absent:
