@@ -31,6 +31,7 @@ from itm_lab.experiments.cost import (
     sizes_of,
     stage_costs,
 )
+from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.experiments.plan import plan
 from itm_lab.experiments.runner import Facts, Job
 from itm_utils.scoring import BATCH as BLOCK
@@ -267,3 +268,10 @@ def test_a_plan_says_memory_disk_and_hours_and_can_measure_them() -> None:
     )
     assert "a guess" in guessed and "guess" not in timed
     assert re.search(r"about [\d.]+ (h|min) on .+: timed steps reach [\d.e-]+ · 10\^12 operations a second", timed)
+
+
+def test_every_experiment_validates_after_every_epoch() -> None:
+    """A number of steps is an epoch for one training set and batch size only: MMCA's lab runs validated once in all."""
+    every = {name: found.values().get("validate_every", 0) for name, found in read_experiments(ROOT).items()}
+    assert len(every) > 100
+    assert {name: steps for name, steps in every.items() if steps} == {}
