@@ -387,14 +387,19 @@ class TableRow(NamedTuple):
     dataset: dict[str, str]
 
     def receipts(self, results: Path) -> list[dict[str, Any]]:
-        """Of every seed and protocol."""
+        """Of every seed and protocol, those of the old protocol only where there are no others."""
         one = receipt_path(self._asdict() | {"protocol": "all", "seed": 0}, results)
         beginning = one.name.removesuffix("_s0.json")
         paths = [path for path in sorted(one.parent.glob("*.json")) if path.name.startswith(beginning)]
         known = [read_named_receipt(path, results) for path in paths]
-        return [
-            receipt for receipt in known if (receipt["variant"], receipt["dataset"]) == (self.variant, self.dataset)
-        ]
+        mine = [receipt for receipt in known if receipt["variant"] == self.variant]
+        # The old protocol computed fingerprints in another way: its receipts are shown where there are no others.
+        old = [receipt for receipt in mine if is_old_protocol(receipt) and self.is_same_split(receipt)]
+        return [receipt for receipt in mine if receipt["dataset"] == self.dataset] or old
+
+    def is_same_split(self, receipt: Mapping[str, Any]) -> bool:
+        """Whether a receipt is of this split, as far as its name tells."""
+        return all(receipt["dataset"][name] == self.dataset[name] for name in ("name", "split"))
 
 
 def shown(job: Job) -> str:
