@@ -20,6 +20,8 @@ def lab_table(
 ) -> dict[str, Interval]:
     """Print one line a variant: its mean over these seeds with Student's interval; return what was printed.
 
+    One seed has no interval: its value stands alone, and both ends of what is returned are the value.
+
     variants: variant → chapter that trains it. A variant without receipts of all these seeds is printed as not run, and is left
     out of what is returned.
     """
@@ -30,9 +32,11 @@ def lab_table(
         if len(found) < len(wanted):
             print(f"{variant:{room}}  not run yet ({len(found)} of {len(wanted)} seeds)")
             continue
-        rows[variant] = seed_interval([receipt["metrics"][metric]["value"] for receipt in found])
+        values = [receipt["metrics"][metric]["value"] for receipt in found]
+        row = rows[variant] = seed_interval(values) if len(values) > 1 else Interval(*3 * values)
+        spread = f"[{row.low:.1f}, {row.high:.1f}]" if len(values) > 1 else "(one seed)"
         models = "two models" if found[0]["models"] == 2 else "one model"
-        shown = f"{rows[variant].value:5.1f}  [{rows[variant].low:.1f}, {rows[variant].high:.1f}]  {models}"
+        shown = f"{row.value:5.1f}  {spread}  {models}"
         print(f"{variant:{room}}  {metric} {shown}{chance_beside(metric, found)}")
     return rows
 

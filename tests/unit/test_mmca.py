@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import numpy as np
 import pytest
 import torch
 from conftest import small
 from mmca_weights import ALPHA, HEADS, IMAGE_DIM, TOKEN_DIM, WIDTH, public_weights
-from notebook_cells import run_cells
+from notebook_cells import cells_of, run_cells
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from toy_dataset import write_toy_dataset
@@ -54,7 +53,6 @@ from itm_utils.scoring import score_all
 from itm_utils.training import train_config
 from itm_utils.training.loop import TrainConfig, train
 
-ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = [5, 1, 2, 3]  # one and two tokens are fewer than the widest window
 REGIONS = [[1, 1, 1, 1], [1, 0, 1, 1], [0, 0, 1, 0], [1, 1, 0, 0]]  # holes too: a mask need not be a beginning
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
@@ -1002,6 +1000,7 @@ def test_the_memory_of_a_graph_is_as_stated(width: int, heads: int, regions: int
 # ---------------------------------------------------------------- 6. the paper's size
 
 
+@pytest.mark.slow
 def test_two_steps_at_the_papers_size() -> None:
     """Width 256, 16 heads, 36 regions of 2048 numbers, tokens of a BERT of base geometry: all weights move."""
     torch.manual_seed(14)
@@ -1151,9 +1150,8 @@ def test_attention_is_finite_where_little_of_it_crosses() -> None:
 
 
 def chapter_parameters() -> dict:
-    notebook = nbformat.read(ROOT / "notebooks" / "08_mmca.ipynb", as_version=4)
-    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    return {name: value for name, (_, value) in declared_parameters(cell.source).items()}
+    source = cells_of("08_mmca")["parameters"]
+    return {name: value for name, (_, value) in declared_parameters(source).items()}
 
 
 def test_build_takes_the_chapters_parameters() -> None:

@@ -14,8 +14,8 @@ from toy_dataset import write_toy_dataset
 
 from itm_lab.photos.gallery import Gallery
 from itm_lab.photos.panels import FOUND, MISSED, OTHER, draw_captions_found, draw_images_found, rank_of
+from itm_lab.teaching.figures import INK, draw_two_axes, method_colour, rsum_and_r1
 from itm_utils.data.precomp import open_split
-from itm_utils.figures import INK, draw_two_axes, method_colour, rsum_and_r1
 from itm_utils.matcher import Scores
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,6 +35,7 @@ from itm_lab.experiments.cost import (
 from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.experiments.plan import plan
 from itm_lab.experiments.runner import Facts, Job
+from itm_utils.errors import ItmError
 from itm_utils.scoring import BATCH as BLOCK
 from itm_utils.scoring import BUDGET
 from itm_utils.training import Stage
@@ -253,6 +255,12 @@ def test_published_sizes_are_those_of_the_package(name: str) -> None:
     assert found == expected | {"dev": min(VALIDATION_IMAGES, expected["dev"])}
     counted = (sizes.captions, sizes.dev_captions, sizes.test_captions)
     assert counted == tuple(5 * images for images in found.values())
+
+
+def test_a_layer_that_cannot_be_counted_is_named() -> None:
+    lstm = torch.nn.LSTM(3, 4)
+    with pytest.raises(ItmError, match="the model: found an LSTM"), torch.no_grad(), counting():
+        lstm(torch.zeros(2, 1, 3))
 
 
 def test_the_text_encoder_reads_every_caption_once() -> None:

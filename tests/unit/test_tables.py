@@ -52,6 +52,13 @@ def test_collapse_is_shown_where_receipts_have_its_numbers(
     ]
 
 
+def test_one_seed_has_a_value_and_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    """At paper size a chapter shows its own run beside others of the same seed."""
+    value = variant_values("02_scan", "SCAN t2i AVG")[0]
+    assert lab_table({"SCAN t2i AVG": "02_scan"}, seeds=[5]) == {"SCAN t2i AVG": (value, value, value)}
+    assert capsys.readouterr().out == f"SCAN t2i AVG  rsum {value:5.1f}  (one seed)  one model\n"
+
+
 def test_a_search_lists_the_values_it_tried(capsys: pytest.CaptureFixture[str]) -> None:
     search_table("02_scan", ["SCAN i2t LSE", "SCAN i2t"])
     searched, unknown = capsys.readouterr().out.splitlines()
