@@ -200,6 +200,9 @@ def run_experiments(
     show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
     receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
+    dirty: Annotated[
+        bool, typer.Option("--dirty", help="Start from uncommitted changes, too; no verdict counts such runs.")
+    ] = False,
 ) -> None:
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
     from itm_lab.experiments import runner
@@ -233,8 +236,11 @@ def run_experiments(
         raise typer.Exit(any(need.unmet for need in needs))
     require([*searches, *planned], results)
     from itm_lab.evidence.run_tables import compared, table_of  # here: a plan does without scipy's statistics
+    from itm_lab.experiments.clean_start import check_clean
     from itm_lab.experiments.ensembles import run_ensembles
 
+    if not dirty:
+        check_clean(root, planned, results)
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
     if selections:
         if runner.run_jobs(searches, results, at_a_time):

@@ -29,8 +29,16 @@ from itm_lab.experiments.experiment_files import Experiment
 from itm_lab.experiments.processes import end, interrupted_by_signals, start_dependent
 from itm_lab.experiments.shapes import shapes_only
 from itm_lab.records.parameters import settings_of
-from itm_lab.records.receipts import read_evidence, read_receipt, receipt_path, write_receipt
+from itm_lab.records.receipts import (
+    is_old_protocol,
+    read_evidence,
+    read_named_receipt,
+    read_receipt,
+    receipt_path,
+    write_receipt,
+)
 from itm_lab.records.scores import read_scores
+from itm_lab.records.training import SEARCH_RECORD
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import ItmError, input_error, printable
 from itm_utils.progress import interactive
@@ -220,6 +228,8 @@ def is_finished(job: Job, results: Path) -> bool:
     if not path.exists():
         return False
     known = read_receipt(path)
+    if is_old_protocol(known):
+        return False  # it is replaced
     for name, wanted in (("dataset", job.facts.identity), ("parameters", settings_of(job.parameters))):
         if known[name] != wanted:
             hint = "Move it away, or give this run another name with -p variant=…"
@@ -331,10 +341,9 @@ def next_jobs(waiting: list[Job], running: Iterable[Job], at_a_time: int) -> lis
 def start(job: Job) -> subprocess.Popen:
     """Start papermill; all it says goes to a log beside the checkpoints."""
     job.folder.mkdir(parents=True, exist_ok=True)
+    environment = environment_of(job.parameters) | {SEARCH_RECORD: job.experiment.record}
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
-        return start_dependent(
-            job.command(), stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment_of(job.parameters)
-        )
+        return start_dependent(job.command(), stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment)
 
 
 def environment_of(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -392,14 +401,19 @@ class TableRow(NamedTuple):
     dataset: dict[str, str]
 
     def receipts(self, results: Path) -> list[dict[str, Any]]:
-        """Of every seed and protocol."""
+        """Of every seed and protocol, those of the old protocol only where there are no others."""
         one = receipt_path(self._asdict() | {"protocol": "all", "seed": 0}, results)
         beginning = one.name.removesuffix("_s0.json")
         paths = [path for path in sorted(one.parent.glob("*.json")) if path.name.startswith(beginning)]
-        known = [read_receipt(path) for path in paths]
-        return [
-            receipt for receipt in known if (receipt["variant"], receipt["dataset"]) == (self.variant, self.dataset)
-        ]
+        known = [read_named_receipt(path, results) for path in paths]
+        mine = [receipt for receipt in known if receipt["variant"] == self.variant]
+        # The old protocol computed fingerprints in another way: its receipts are shown where there are no others.
+        old = [receipt for receipt in mine if is_old_protocol(receipt) and self.is_same_split(receipt)]
+        return [receipt for receipt in mine if receipt["dataset"] == self.dataset] or old
+
+    def is_same_split(self, receipt: Mapping[str, Any]) -> bool:
+        """Whether a receipt is of this split, as far as its name tells."""
+        return all(receipt["dataset"][name] == self.dataset[name] for name in ("name", "split"))
 
 
 def shown(job: Job) -> str:
