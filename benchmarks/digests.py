@@ -1,6 +1,8 @@
 """What the fingerprint of data costs: bytes per second when a file is read for the first time, and the time afterwards.
 
-    python -m benchmarks.digests            (seconds, and 2 GB of disk; writes results/digests.json)
+    python -m benchmarks.digests
+
+(seconds, and 2 GB of disk; writes results/digests.json, which the page on datasets quotes)
 """
 
 from __future__ import annotations

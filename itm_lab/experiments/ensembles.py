@@ -56,7 +56,7 @@ def is_averaged(path: Path, receipts: list[dict[str, Any]]) -> bool:
     if not path.exists():
         return False
     known, wanted = read_receipt(path), noted_members(receipts)
-    if is_old_protocol(known):
+    if is_old_protocol(known) and not all(map(is_old_protocol, receipts)):
         return False  # it is replaced
     noted = {"ranks": wanted["ranks"]} | known["parameters"]
     same = {name: sorted(noted.get(name, [])) == sorted(wanted[name]) for name in wanted}

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from itm_lab.evidence.statistics import Interval
 from itm_lab.evidence.verdicts import VERDICTS
-from itm_utils.figures import INK, use_style
+from itm_lab.teaching.figures import INK, use_style
 
 # Colours of Okabe and Ito, as in all figures; the same order as the words.
 COLOURS: dict[str, str] = dict(

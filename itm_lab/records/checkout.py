@@ -19,6 +19,11 @@ class Code:
     commit: str | None = None
     clean: bool | None = None
 
+    @property
+    def label(self) -> str | None:
+        """The commit, with ``+`` where files were changed since."""
+        return None if self.commit is None else self.commit + "+" * (not self.clean)
+
 
 def code_of(paths: Paths | None) -> Code:
     """The code of a checkout as it is now."""

@@ -55,15 +55,15 @@ def training_record(train_images: int, stages: Sequence[Mapping[str, Any]]) -> d
 
 def joint_training(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The ``training`` of an ensemble: the stages of all members; None unless every member recorded its own."""
-    members = [receipt.get("training") for receipt in receipts]
-    if not all(members):
+    members = [(receipt, receipt["training"]) for receipt in receipts if receipt.get("training")]
+    if len(members) < len(receipts):
         return None
     stages = [
         stage | {"name": f"{receipt['variant']}, seed {receipt['seed']}: {stage['name']}"}
-        for receipt, training in zip(receipts, members, strict=True)
+        for receipt, training in members
         for stage in training["stages"]
     ]
-    return training_record(max(training["train_images"] for training in members), stages)
+    return training_record(max(training["train_images"] for _, training in members), stages)
 
 
 def search_record(path: str | None = None) -> dict[str, Any] | None:

@@ -209,18 +209,6 @@ class PrecompSplit:
         fingerprint = digest_of({"files": digests, "images": self.n_images} | held)
         return {"name": name, "split": split, "fingerprint": fingerprint}
 
-    @cached_property
-    def image_of_id(self) -> dict[str, int]:
-        """Image name → image number."""
-        path = self.root / f"{self.name}_ids.txt"
-        if self.ids is None:
-            raise input_error(path, "no such file", "one image name a line")
-        image_of_id = {name: image for image, name in enumerate(self.ids)}
-        if len(image_of_id) < len(self.ids):
-            twice = next(name for image, name in enumerate(self.ids) if image_of_id[name] != image)
-            raise input_error(path, f"{twice} twice", "a name of its own for every image")
-        return image_of_id
-
     def first(self, images: int) -> PrecompSplit:
         """The split cut to its first images, e.g. ``dev.first(1000)`` as the public code validates."""
         if not 0 < images <= self.n_images:

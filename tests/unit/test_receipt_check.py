@@ -18,11 +18,12 @@ from itm_lab.evidence.rank_check import check_circumstances
 from itm_lab.evidence.receipt_check import check_folder, check_one
 from itm_lab.evidence.tables import search_table
 from itm_lab.experiments.experiment_files import read_experiments
+from itm_lab.records.bootstrap import bootstrap_intervals
 from itm_lab.records.checkout import Code, git
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, variant_receipts, write_receipt
 from itm_utils.errors import ItmError
-from itm_utils.metrics.retrieval import Ranks, bootstrap_intervals
+from itm_utils.metrics.retrieval import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = Ledger(ROOT)
