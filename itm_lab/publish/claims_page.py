@@ -46,15 +46,20 @@ class Effects:
 
 
 def effects_of(ledger: Ledger, one: Verdict) -> Effects:
-    """The comparisons of a claim's first metric, ours and printed. Where nothing was run, the metric is the paper's first."""
+    """The comparisons of a claim's first metric that ask for the same as the first, ours and printed.
+
+    Where nothing was run, the metric is the paper's first.
+    """
     printed = ledger.printed(one.id)
     ours = () if one.dataset == TABLES else one.findings
     metric = next((finding.metric for finding in (*ours, *printed)), "")
-    return Effects(
-        metric,
-        tuple(finding for finding in printed if base_metric(finding.metric) == base_metric(metric)),
-        tuple(finding for finding in ours if finding.metric == metric),
-    )
+    same = [finding for finding in printed if base_metric(finding.metric) == base_metric(metric)]
+    return Effects(metric, alike(same), alike([finding for finding in ours if finding.metric == metric]))
+
+
+def alike(findings: Sequence[ComparisonResult]) -> tuple[ComparisonResult, ...]:
+    """Those that ask for the same as the first: a gain is not shown among differences that should be none."""
+    return tuple(finding for finding in findings if finding.expected == findings[0].expected)
 
 
 def base_metric(metric: str) -> str:

@@ -21,6 +21,7 @@ from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger
 from itm_lab.evidence.statistics import Interval, two_way_bootstrap
 from itm_lab.evidence.verdicts import ComparisonResult, after_holm, pearson_interval, verdict_of
 from itm_lab.notebook_io import KERNELSPEC
+from itm_lab.publish.claims_page import effects_of
 from itm_lab.publish.forest import COLOURS, Row, forest
 from itm_lab.publish.ledger_pages import OTHERS, escape, figures, page, variant_of
 from itm_lab.records.checkout import Code
@@ -547,6 +548,12 @@ def test_a_papers_page_has_its_claims_as_headings_with_folded_details_and_a_draw
         assert f"```{{figure}} /book/img/{name}\n:alt: Effects in points for" in text
         assert drawn == figures(ledger, paper)[name] and "<svg" in drawn and "no run yet" in drawn
     assert not figures(ledger, "claims") and not figures(ledger, "lab")
+
+
+def test_a_gain_stands_apart_from_differences_that_should_be_none() -> None:
+    """AOQ-07 asks for a gain over fine-tuning, and that fine-tuning itself gains nothing: the row shows the first."""
+    effects = effects_of(BOOK, BOOK.verdict("AOQ-07"))
+    assert {finding.expected for finding in effects.paper} == {"above 0"} and len(effects.paper) == 2
 
 
 def test_the_drawing_has_our_interval_in_the_colour_of_its_verdict() -> None:
