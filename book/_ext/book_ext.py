@@ -53,13 +53,17 @@ class LedgerPage(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        from itm_lab.publish.ledger_pages import open_ledger, page
+        from itm_lab.publish.ledger_pages import figures, open_ledger, page
 
         self.env.note_reread()  # receipts change without this page changing
         folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
         root = next(folder for folder in folders if (folder / "pyproject.toml").is_file())
+        ledger, images = open_ledger(root), Path(self.env.srcdir, "book/img")
+        images.mkdir(parents=True, exist_ok=True)
+        for name, drawn in figures(ledger, self.arguments[0]).items():
+            (images / name).write_text(drawn, encoding="utf-8")
         parent = nodes.Element()
-        text = StringList(page(open_ledger(root), self.arguments[0]).splitlines())
+        text = StringList(page(ledger, self.arguments[0]).splitlines())
         self.state.nested_parse(text, self.content_offset, parent, match_titles=True)
         return parent.children
 

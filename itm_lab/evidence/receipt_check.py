@@ -74,6 +74,7 @@ def check_one(ledger: Ledger, path: Path) -> str:
     check_circumstances(ledger.root, receipt, path)
     check_fingerprint(ledger, receipt, path)
     check_settings(ledger, receipt, path)
+    ledger.check_seed(receipt, place, path)
     if reason := counts_as_evidence(receipt):
         raise input_error(path, f"a run that verdicts do not count: {reason}", "a run from a clean checkout")
     present = ledger.rules_for(receipt["chapter"], receipt["variant"])

@@ -12,7 +12,7 @@ from itm_lab.evidence.chance import chance_beside
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.paths import Paths
 from itm_lab.records.collapse import NUMBERS
-from itm_lab.records.receipts import read_named_receipt, variant_receipts
+from itm_lab.records.receipts import is_old_protocol, read_named_receipt, variant_receipts
 
 
 def lab_table(
@@ -23,12 +23,18 @@ def lab_table(
     One seed has no interval: its value stands alone, and both ends of what is returned are the value.
 
     variants: variant → chapter that trains it. A variant without receipts of all these seeds is printed as not run, and is left
-    out of what is returned.
+    out of what is returned. Where one variant has receipts of today's protocol, the others that have only old ones say so and
+    are left out too: two protocols are never compared.
     """
     wanted, rows = set(seeds), {}
     room = max(map(len, variants))
-    for variant, chapter in variants.items():
-        found = [receipt for receipt in variant_receipts(chapter, variant, dataset) if receipt["seed"] in wanted]
+    every = {name: of_one_protocol(variant_receipts(chapter, name, dataset)) for name, chapter in variants.items()}
+    mixed = len({is_old_protocol(known[0]) for known in every.values() if known}) > 1
+    for variant, known in every.items():
+        if mixed and known and is_old_protocol(known[0]):
+            print(f"{variant:{room}}  old protocol, not compared")
+            continue
+        found = [receipt for receipt in known if receipt["seed"] in wanted]
         if len(found) < len(wanted):
             print(f"{variant:{room}}  not run yet ({len(found)} of {len(wanted)} seeds)")
             continue
@@ -39,6 +45,11 @@ def lab_table(
         shown = f"{row.value:5.1f}  {spread}  {models}"
         print(f"{variant:{room}}  {metric} {shown}{chance_beside(metric, found)}")
     return rows
+
+
+def of_one_protocol(receipts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The receipts of today's protocol, where there are any; else the old ones."""
+    return [receipt for receipt in receipts if not is_old_protocol(receipt)] or receipts
 
 
 def collapse_means(receipts: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -7,12 +7,14 @@ import yaml
 
 from itm_lab.evidence import tables
 from itm_lab.evidence.chance import FILE, chance_beside, with_chance
-from itm_lab.evidence.ledger import Ledger, verdict
+from itm_lab.evidence.ledger import Ledger
 from itm_lab.evidence.statistics import seed_interval
 from itm_lab.evidence.tables import collapse_means, collapse_table, lab_table, published_rows, search_table
+from itm_lab.evidence.verdicts import evaluate
 from itm_lab.paths import Paths
 from itm_lab.publish.ledger_pages import ours
 from itm_lab.records.receipts import variant_receipts, variant_values
+from itm_lab.records.rules import Comparison
 from itm_lab.scenes import scenes_folder
 from itm_lab.scenes.phrases import scenes_grounding
 from itm_utils.data.batches import WordCaptions
@@ -124,8 +126,13 @@ def test_a_page_has_chance_beside_an_attention_f1() -> None:
     assert with_chance({"metrics": {"rsum": {"value": 1.0}}}) == {"metrics": {"rsum": {"value": 1.0}}}
 
 
-def test_verdicts_on_attention_f1_say_its_chance_level() -> None:
-    (first, *_) = verdict("CC-04").findings
-    assert str(first).endswith("n = 5; every region 39.9")
-    assert "every region" in verdict("CC-04").report()
-    assert "every region" not in verdict("CC-05").report()  # precision and recall
+def test_comparisons_of_attention_f1_say_its_chance_level() -> None:
+    book = Ledger()
+    found = {}
+    for metric in ("att_f1", "att_precision"):
+        plan = Comparison((("SCAN CCR", metric),), (("SCAN baseline", metric),), (), {"above": 0})
+        known = {variant: book.receipts["11_ccr_ccs", variant, "scenes"] for variant in plan.variants}
+        runs = {variant: {seed: receipt for seed, (_, receipt) in of.items()} for variant, of in known.items()}
+        found[metric] = str(evaluate(plan, runs, book.protocol))
+    assert found["att_f1"].endswith("n = 5; every region 39.9")
+    assert "every region" not in found["att_precision"]
