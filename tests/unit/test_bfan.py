@@ -218,3 +218,14 @@ def test_parameters_describe_the_model_and_its_one_training() -> None:
     assert stage.model is built and isinstance(stage.objective, HingeTriplet)
     assert (stage.objective.margin, stage.objective.hardest, stage.objective.warmup_epochs) == (0.3, True, 2)
     assert (stage.config.epochs, stage.config.decay_every, stage.config.schedule) == (4, 3, "step")
+
+
+def test_given_pairs_need_one_product_for_both_directions() -> None:
+    """At a large width the affinities and the two Gram matrices are nearly all multiplications; each is formed once."""
+    pairs, r, w, d = 3, 5, 4, 512
+    images = Images(local=torch.randn(pairs, r, d), mask=torch.ones(pairs, r, dtype=torch.bool))
+    texts = Texts(local=torch.randn(pairs, w, d), mask=torch.ones(pairs, w, dtype=torch.bool))
+    with FlopCounterMode(display=False) as counter:
+        model(width=d).score_pairs(images, texts)
+    once = 2 * pairs * d * (r * w + r * r + w * w)
+    assert once <= counter.get_total_flops() < 2 * pairs * d * (2 * r * w + r * r + w * w)
