@@ -22,7 +22,15 @@ from torch import Tensor
 
 from itm_utils import scoring
 from itm_utils.data.batches import image_batch
-from itm_utils.data.offline import Drawn, OfflineLists, data_facts, draw_offline, read_lists, read_manifest, write_lists
+from itm_utils.data.offline import (
+    Drawn,
+    OfflineLists,
+    data_facts,
+    draw_offline,
+    read_lists,
+    read_lists_manifest,
+    write_lists,
+)
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import ItmError, input_error
 from itm_utils.matcher import Encoded, Images, Matcher, Scores, Texts
@@ -81,7 +89,7 @@ def mine(
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # a second process waits, and reads the lists of the first
         if (folder / "manifest.json").exists():
-            check_same(folder / "manifest.json", read_manifest(folder), facts)
+            check_same(folder / "manifest.json", read_lists_manifest(folder), facts)
             try:
                 return read_lists(folder, split)
             except ItmError as error:  # they are of these facts, and a disk damaged them

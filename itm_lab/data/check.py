@@ -14,7 +14,7 @@ from itm_lab.data.disk import check_file, counted, gigabytes
 from itm_lab.data.karpathy import BREAKS, MANY_WORDS
 from itm_lab.data.opening import open_vocabulary
 from itm_lab.data.registry import KAGGLE_PAGE, KARPATHY_PAGE, NEEDED, PER_IMAGE, Known
-from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, damaged, verdict
+from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, conclusion, damaged
 from itm_lab.data.scan import Scanned, scan_boxes, scan_features
 from itm_utils.data.precomp import LARGEST_SHARE, PrecompSplit, load_array, open_split, read_captions
 from itm_utils.data.vocabulary import Vocabulary
@@ -33,7 +33,7 @@ def check_dataset(known: Known, name: str, data_root: Path, quick: bool = False)
     if not root.is_dir():
         advice = get_advice(known, name, data_root, "")
         findings = [CheckResult(str(root), MISSING, "no such folder", advice)]
-        return findings, *verdict(f"{known.title} in {root}", findings, "")
+        return findings, *conclusion(f"{known.title} in {root}", findings, "")
     findings, splits, contents = [], {}, {}
     for split in known.images:
         found, opened = check_split(known, name, data_root, split)
@@ -52,7 +52,7 @@ def check_dataset(known: Known, name: str, data_root: Path, quick: bool = False)
     images, captions = (sum(getattr(split, n) for split in apart) for n in ("n_images", "n_captions"))
     whole = f"{counted(images, 'image')}, {counted(captions, 'caption')}, fingerprint {print_of_all}"
     whole += "; features were not read" if quick else ""
-    return findings, *verdict(f"{known.title} in {root}", findings, whole)
+    return findings, *conclusion(f"{known.title} in {root}", findings, whole)
 
 
 def _broken(findings: list[CheckResult]) -> bool:

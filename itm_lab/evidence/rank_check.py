@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from itm_lab.records.bootstrap import bootstrap_intervals
 from itm_lab.records.receipts import Evidence
 from itm_utils.errors import input_error
-from itm_utils.metrics.retrieval import Ranks, bootstrap_intervals, five_captions_each
+from itm_utils.metrics.retrieval import Ranks, five_captions_each
 
 CLOCKS = timedelta(hours=1)  # how far another machine's clock may be ahead
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
+from itm_lab.records.bootstrap import resampled_recalls
 from itm_utils.errors import input_error
-from itm_utils.metrics.retrieval import CUTOFFS, Ranks, resampled_recalls, summarise
+from itm_utils.metrics.retrieval import CUTOFFS, Ranks, summarise
 
 
 class Interval(NamedTuple):

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from itm_lab.data.opening import check_covers
+from itm_lab.data.registry import coco_protocol
 from itm_lab.parity.adapters import adapter_for
 from itm_utils.data.batches import WordCaptions
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import input_error
-from itm_utils.metrics.retrieval import Retrieval, coco_protocol, evaluate, evaluate_folds
+from itm_utils.metrics.retrieval import Retrieval, evaluate, evaluate_folds
 from itm_utils.scoring import score_split
 
 # The state dictionaries of a public checkpoint, in this order; SGRAF has the third.
@@ -74,7 +76,7 @@ def evaluate_published(
     if options.get("img_dim", opened.feature_dim) != opened.feature_dim:
         expected = f"{options['img_dim']}, as {Path(path).name} was trained with"
         raise input_error(opened.features.path, f"features of width {opened.feature_dim}", expected)
-    words.check_covers(opened.captions, opened.root / f"{split}_caps.txt")
+    check_covers(words, opened.captions, opened.root / f"{split}_caps.txt")
     try:
         matcher = adapter_for(model, path).load(weights, options)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:

@@ -14,7 +14,7 @@ from itm_lab.evidence.ledger import Ledger, Verdict
 from itm_lab.evidence.statistics import seed_interval
 from itm_lab.publish.markdown import table
 from itm_lab.records.rules import RECALLS
-from itm_utils.figures import method_colour
+from itm_lab.teaching.figures import method_colour
 
 DATASET = "flickr8k"
 BASELINES = ("benchmarks/results/photo_cca.json", "benchmarks/results/photo_cca_minilm.json")

@@ -294,7 +294,7 @@ def _circumstances(seconds: float, device: str) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
-        "commit": _commit(),
+        "commit": commit_here(),
     }
 
 
@@ -305,7 +305,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _commit() -> str | None:
+def commit_here() -> str | None:
     """The commit of the book the code comes from, with ``+`` where files were changed since; None outside git."""
     if (paths := Paths.find_or_none()) is None:
         return None

@@ -201,18 +201,6 @@ class PrecompSplit:
         content.update(self.regions(np.linspace(0, self.n_images - 1, 5).astype(int)).tobytes())
         return {"name": self.root.name, "split": split, "fingerprint": content.hexdigest()}
 
-    @cached_property
-    def image_of_id(self) -> dict[str, int]:
-        """Image name → image number."""
-        path = self.root / f"{self.name}_ids.txt"
-        if self.ids is None:
-            raise input_error(path, "no such file", "one image name a line")
-        image_of_id = {name: image for image, name in enumerate(self.ids)}
-        if len(image_of_id) < len(self.ids):
-            twice = next(name for image, name in enumerate(self.ids) if image_of_id[name] != image)
-            raise input_error(path, f"{twice} twice", "a name of its own for every image")
-        return image_of_id
-
     def first(self, images: int) -> PrecompSplit:
         """The split cut to its first images, e.g. ``dev.first(1000)`` as the public code validates."""
         if not 0 < images <= self.n_images:

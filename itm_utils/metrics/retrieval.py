@@ -12,7 +12,7 @@ producing them. (Sorting, as the public code does, puts NaN first and calls it a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class Retrieval:
     """Both directions under one protocol.
 
     protocol: ``"all n"`` (every image against every caption), or ``"5 folds of n"``; on COCO's ``testall`` these are the
-    papers' 5K and 1K, see :func:`coco_protocol`.
+    papers' 5K and 1K.
     models: 1 for a single model, more for an ensemble, 0 for none; every printed result says which.
     """
 
@@ -153,19 +153,6 @@ def summarise_folds(ranks: Ranks, owner: np.ndarray, folds: int, models: int = 1
     )
 
 
-def coco_protocol(result: Retrieval, split: str) -> Retrieval:
-    """Give a result on COCO's ``testall`` the papers' name: 1K for five folds of 1,000, 5K for all 5,000.
-
-    Size alone does not earn the name: COCO's validation split has 5,000 images too.
-    """
-    names = {"5 folds of 1000": "1K", "all 5000": "5K"}
-    if split != "testall" or result.protocol not in names:
-        raise input_error(
-            "protocol", f"{result.protocol} of split {split}", "all 5,000 images of testall, whole or in 5 folds"
-        )
-    return replace(result, protocol=names[result.protocol])
-
-
 def fold_ranks(scores: Scores, owner: np.ndarray, folds: int) -> list[Ranks]:
     """Ranks within each of ``folds`` consecutive blocks of images."""
     owner = np.asarray(owner)
@@ -193,39 +180,6 @@ def ensemble(parts: list[Scores]) -> Scores:
     if not any(part.decoupled for part in parts):
         return Scores(i2t=i2t, t2i=i2t, models=models)
     return Scores(i2t=i2t, t2i=sum((part.t2i for part in others), first.t2i) / len(parts), models=models)
-
-
-def bootstrap_intervals(
-    ranks: Ranks, owner: np.ndarray, level: float = 0.95, samples: int = 1000, seed: int = 0
-) -> dict[str, tuple[float, float]]:
-    """Percentile intervals of the six recalls and rsum over resampled *images*, each with its own captions.
-
-    Captions of one image are not independent queries; drawing them one by one would make the t2i interval
-    too narrow.
-    """
-    tail = 100 * (1 - level) / 2
-    resampled = resampled_recalls(ranks, owner, samples, seed)
-    ends = {name: np.percentile(values, (tail, 100 - tail)) for name, values in resampled.items()}
-    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
-
-
-def resampled_recalls(ranks: Ranks, owner: np.ndarray, samples: int, seed: int) -> dict[str, np.ndarray]:
-    """(samples,) values of the six recalls and of rsum, one for each drawn set of images with their captions.
-
-    The same seed draws the same images, whatever the ranks: that is what makes two runs comparable.
-    """
-    owner = np.asarray(owner)
-    images = len(ranks.i2t)
-    draws = np.random.default_rng(seed).multinomial(images, np.full(images, 1 / images), size=samples)
-    captions = np.bincount(owner, minlength=images)
-    recalls = {}
-    for k in CUTOFFS:
-        recalls[f"i2t_r{k}"] = 100 * (draws @ (ranks.i2t < k)) / images
-    for k in CUTOFFS:
-        hits = np.bincount(owner, weights=ranks.t2i < k, minlength=images)
-        recalls[f"t2i_r{k}"] = 100 * (draws @ hits) / (draws @ captions)
-    recalls["rsum"] = sum(recalls.values())
-    return recalls
 
 
 def chance(images: int, owner: np.ndarray) -> Retrieval:

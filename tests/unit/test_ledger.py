@@ -58,7 +58,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def quick_receipts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking git for the commit and waiting for the disk cost more than all the rest of a receipt."""
-    monkeypatch.setattr("itm_lab.records.receipts._commit", lambda: None)
+    monkeypatch.setattr("itm_lab.records.receipts.commit_here", lambda: None)
     monkeypatch.setattr("itm_lab.records.receipts._version", lambda package: "0")
     monkeypatch.setattr("os.fsync", lambda file: None)
 

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from itm_lab.data.registry import coco_protocol
 from itm_lab.parity.comparison import recipe_matrix
+from itm_lab.records.bootstrap import bootstrap_intervals
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Scores
 from itm_utils.metrics.retrieval import (
-    bootstrap_intervals,
     chance,
-    coco_protocol,
     ensemble,
     evaluate,
     evaluate_folds,
