@@ -116,7 +116,7 @@ def pfan(pairs: int) -> Work:
     blocks = torch.rand(pairs, REGIONS, 256, generator=rng).argsort(dim=-1)[..., :MAX_BLOCKS]
     shares = torch.rand(pairs, REGIONS, MAX_BLOCKS, generator=rng)
     batch.images.boxes = torch.cat([blocks.float(), shares / shares.sum(dim=-1, keepdim=True)], dim=-1)
-    return steps(model, batch, hinge, encoded_hinge(plain.pfan_scores, plain.encode_pfan))
+    return steps(model, batch, hinge, encoded_hinge(lambda _, i, t: plain.pfan_scores(i, t), plain.encode_pfan))
 
 
 def token_states(pairs: int, seed: int = 0) -> PairBatch:

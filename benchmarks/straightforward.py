@@ -331,7 +331,7 @@ def attention_weights(queries: Tensor, context: Tensor, temperature: float) -> T
     return F.softmax(affinity.transpose(1, 2).contiguous() * temperature, dim=2)
 
 
-def pfan_scores(model: nn.Module, images: Images, texts: Texts, temperature: float = 9.0) -> Tensor:
+def pfan_scores(images: Images, texts: Texts, temperature: float = 9.0) -> Tensor:
     """PFAN's scores (i, c): SCAN's with the mean, and half of the mean largest weight."""
     columns = []
     for _, words in captions_of(texts):
