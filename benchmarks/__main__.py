@@ -58,8 +58,9 @@ def known_ratios(path: Path | None, quick: bool) -> dict[str, Any]:
 
 
 def save(measured: dict[str, Any]) -> None:
-    """Measured cases replace the committed ones of their name."""
+    """Measured cases replace the committed ones of their name; what is absent here does not."""
     before = known_ratios(None, quick=False)
+    measured = {name: case for name, case in measured.items() if "absent" not in case or name not in before}
     for name, case in measured.items():
         for ratio, found in case["ratios"].items():
             known = before.get(name, {}).get("ratios", {}).get(ratio, found)
@@ -81,7 +82,6 @@ def main(given: list[str] | None = None) -> int:
         measured[name] = found
         if "absent" in found:
             print(f"{name}: not measured, {found['absent']}", flush=True)
-            continue
         for row, value, before, fails in compare(cases, {name: found}, committed):
             was = "" if before is None else f"  (committed {before:.2f})"
             print(f"{row:48} {value:8.2f}{was}{'  WORSE' if fails else ''}", flush=True)

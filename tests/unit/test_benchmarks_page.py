@@ -15,6 +15,7 @@ from itm_lab.publish.benchmarks_page import (
     HEADS,
     NOTES,
     fragment,
+    last_rise,
     missed,
     profile_cells,
     reached,
@@ -78,3 +79,9 @@ def test_targets_have_a_direction(lower: bool, now: float, outcome: bool) -> Non
 def test_products_alone_can_only_be_better(lower: bool, alone: str) -> None:
     found = {"largest": {"mm": 0.5}, "seconds": {"ours": 2.0}, "product_seconds": {"ours": 1.0}}
     assert profile_cells(found, {"ratio": 2.0, "lower_is_better": lower}) == ["`mm` 50%", "50%", alone]
+
+
+@pytest.mark.parametrize(("last", "said"), [(105, "flat"), (210, "grows 2.1 times"), (None, "not known")])
+def test_the_page_says_whether_memory_is_flat(last: int | None, said: str) -> None:
+    found = [(100, {"peak_bytes": {"ours": 100}}), (300, {"peak_bytes": {"ours": last}})]
+    assert last_rise("scan", found).startswith(f"scan, {said}")
