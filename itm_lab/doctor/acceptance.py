@@ -31,7 +31,8 @@ from itm_lab.experiments.plan import plan_one
 from itm_lab.experiments.runner import Job
 from itm_lab.parity.comparison import comparing_on
 from itm_lab.parity.reference_cases import run_folder
-from itm_lab.records.receipts import commit_here
+from itm_lab.paths import Paths
+from itm_lab.records.checkout import code_of
 from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
@@ -250,7 +251,7 @@ def write_report(
     facts: Mapping[str, Any] = {
         "format": FORMAT,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit_here(),
+        "commit": code_of(Paths.find_or_none()).label,
         "overrides": list(overrides),
         "machine": machine_facts(device),
         "seconds": round(seconds, 1),

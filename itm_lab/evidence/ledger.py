@@ -17,7 +17,7 @@ from typing import Any
 from itm_lab.evidence.rank_check import check_ranks
 from itm_lab.evidence.verdicts import ComparisonResult, evaluate, printed_findings, verdict_of
 from itm_lab.paths import Paths
-from itm_lab.records.receipts import Identities, read_evidence, read_named_receipt
+from itm_lab.records.receipts import Identities, is_old_protocol, read_evidence, read_named_receipt
 from itm_lab.records.rules import Comparison, RuleBook, comparisons, rule_digest
 from itm_utils.errors import input_error
 
@@ -103,7 +103,8 @@ class Ledger(RuleBook):
         if name not in self.datasets or of["split"] not in ("test", "testall"):
             return None
         known = self.datasets[name]
-        if of["fingerprint"] != (wanted := known.get("fingerprint", of["fingerprint"])):
+        mark = "old_fingerprint" if is_old_protocol(receipt) else "fingerprint"
+        if of["fingerprint"] != (wanted := known.get(mark, of["fingerprint"])):
             raise input_error(
                 path, f"{name} with fingerprint {of['fingerprint'][:12]}", wanted[:12], "These are other data."
             )

@@ -39,6 +39,7 @@ LIBRARY = {
     "scoring": "all pairs within a memory budget",
     "data": "precomputed features, captions, text encoders, phrases with boxes, batches",
     "matcher": "the types that models, objectives and metrics share",
+    "digests": "what files hold, remembered",
     "cache": "folders that are made once",
     "boxes": "overlap of boxes",
     "files": "files in and out",

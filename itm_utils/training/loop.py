@@ -41,13 +41,14 @@ KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in 
 class TrainResult:
     """log: the records of ``log.jsonl``. best: validation metrics of the chosen weights, with their step.
 
-    model: the one that was trained.
+    model: the one that was trained. captions_a_step: of all processes together.
     """
 
     log: list[dict[str, Any]]
     best: dict[str, float]
     seconds: float
     model: Matcher | None = None
+    captions_a_step: int = 0
 
 
 class _Step(nn.Module):
@@ -165,7 +166,8 @@ class _Run:
             self._train()
         if self.best:
             self.model.load_state_dict(self.best_weights)
-        return TrainResult(self.log, self.best, self.seconds, self.model)
+        captions = self.config.batch_size * self.accelerator.num_processes
+        return TrainResult(self.log, self.best, self.seconds, self.model, captions)
 
     def _train(self) -> None:
         first, began = self.step, time.perf_counter()

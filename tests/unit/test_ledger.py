@@ -20,6 +20,7 @@ from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger
 from itm_lab.evidence.verdicts import pearson_interval
 from itm_lab.notebook_io import KERNELSPEC
 from itm_lab.publish.ledger_pages import OTHERS, escape, page, variant_of
+from itm_lab.records.checkout import Code
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, write_receipt
 from itm_lab.records.rules import comparisons, rule_digest
 from itm_utils.errors import ItmError
@@ -58,7 +59,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def quick_receipts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking git for the commit and waiting for the disk cost more than all the rest of a receipt."""
-    monkeypatch.setattr("itm_lab.records.receipts.commit_here", lambda: None)
+    monkeypatch.setattr("itm_lab.records.receipts.code_of", lambda paths: Code("c" * 40, True))
     monkeypatch.setattr("itm_lab.records.receipts._version", lambda package: "0")
     monkeypatch.setattr("os.fsync", lambda file: None)
 
@@ -227,7 +228,7 @@ def test_bounds_hosts_differences_of_metrics_and_correlations(root: Path) -> Non
                 f"{host} {variant}",
                 hits,
                 chapter="11_ccr_ccs",
-                more=lambda hit, sign=sign: {"att_f1": sign * hit},
+                more=lambda hit, sign=sign: {"att_f1": 50 + sign * hit / 10},
             )
     found = Ledger(root).verdict("CC-09", "scenes")
     assert [finding.status for finding in found.findings] == ["holds", "holds", "fails"]
@@ -486,7 +487,7 @@ def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same with a chapter and an experiment, as the current folder."""
     parameters = (
         "variant: str = 'lab'  # name\nseed: int = 0  # seed\ndataset: str = 'scenes'  # data\n"
-        "epochs: int = 2  # passes\nrun_dir: str = ''  # folder"
+        "evaluate_on: str = 'test'  # split\nepochs: int = 2  # passes\nrun_dir: str = ''  # folder"
     )
     cell = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
     (root / "notebooks").mkdir()
