@@ -44,7 +44,7 @@ def dry_run() -> Work:
 def one_epoch(epochs: int) -> float:
     """Processor seconds of a run of so many epochs."""
     with tempfile.TemporaryDirectory() as folder:
-        given = ("run", EXPERIMENT, "--seeds", "5", "-p", f"epochs={epochs}", "--receipts", folder)
+        given = ("run", EXPERIMENT, "--dirty", "--seeds", "5", "-p", f"epochs={epochs}", "--receipts", folder)
         return children(lambda: command(ITM, *given, "-p", f"run_dir={folder}/run"))
 
 
