@@ -22,7 +22,7 @@ from itm_utils.errors import ItmError, input_error
 from itm_utils.matcher import Scores
 
 CUTOFFS = (1, 5, 10)
-BLOCK_BYTES = 32 * 2**20  # comparisons are made a few rows at a time, within the processor's caches
+BLOCK_BYTES = 2**20  # comparisons are made a few rows at a time, within the processor's caches
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,12 @@ def retrieval_ranks(scores: Scores, owner: np.ndarray) -> Ranks:
     """
     i2t, t2i = score_matrix(scores.i2t, "i2t"), score_matrix(scores.t2i, "t2i")
     owner = np.asarray(owner)
-    images = _check_owner(owner, i2t, t2i)
-    return Ranks(i2t=_image_ranks(i2t, owner, images), t2i=_caption_ranks(t2i, owner))
+    _check_owner(owner, i2t, t2i)
+    captions = np.arange(len(owner))
+    best = np.fmax.reduceat(i2t[owner, captions], _first_captions(owner))  # ignores NaN unless all are NaN
+    own = t2i[owner, captions]
+    in_rows, in_columns = _count_below(i2t, best, t2i, own)
+    return Ranks(i2t=_image_ranks(i2t, owner, in_rows, best), t2i=_caption_ranks(t2i, in_columns, own))
 
 
 def summarise(ranks: Ranks, protocol: str, models: int = 1) -> Retrieval:
@@ -222,33 +226,42 @@ def _check_owner(owner: np.ndarray, i2t: np.ndarray, t2i: np.ndarray) -> int:
     return images
 
 
-def _image_ranks(scores: np.ndarray, owner: np.ndarray, images: int) -> np.ndarray:
-    captions = len(owner)
+def _image_ranks(scores: np.ndarray, owner: np.ndarray, below: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """(i,) ranks, from how many captions of each row score below its best own one."""
+    captions, first = len(owner), _first_captions(owner)
     own = scores[owner, np.arange(captions)]
-    first = np.searchsorted(owner, np.arange(images))
-    best = np.fmax.reduceat(own, first)  # ignores NaN unless an image has nothing else
-    before = np.empty(images, dtype=np.int64)
-    for rows in _row_blocks(scores):
-        # "not below" is true for higher scores, ties and NaN alike
-        before[rows] = np.count_nonzero(~(scores[rows] < best[rows, None]), axis=1)
-    before -= np.add.reduceat(~(own < best[owner]), first, dtype=np.int64)
+    before = captions - below - np.add.reduceat(~(own < best[owner]), first, dtype=np.int64)
     before[np.isnan(best)] = captions
     return before
 
 
-def _caption_ranks(scores: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    images, captions = scores.shape
-    own = scores[owner, np.arange(captions)]
-    before = np.zeros(captions, dtype=np.int64)
-    for rows in _row_blocks(scores):
-        before += np.count_nonzero(~(scores[rows] < own), axis=0)
-    before -= 1  # the own image is not below itself
-    before[np.isnan(own)] = images
+def _caption_ranks(scores: np.ndarray, below: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """(c,) ranks, from how many images of each column score below the own one."""
+    before = len(scores) - below - 1  # the own image is not below itself
+    before[np.isnan(own)] = len(scores)
     return before
 
 
+def _first_captions(owner: np.ndarray) -> np.ndarray:
+    return np.searchsorted(owner, np.arange(owner[-1] + 1))
+
+
+def _count_below(i2t: np.ndarray, best: np.ndarray, t2i: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many scores of each row of ``i2t`` are below ``best`` (i,), and of each column of ``t2i`` below ``own`` (c,).
+
+    Ties and NaN are not below. Both directions read a block of rows while it is in the processor's cache.
+    """
+    in_rows, in_columns = np.empty(len(i2t), dtype=np.int64), np.zeros(i2t.shape[1], dtype=np.int64)
+    for rows in _row_blocks(i2t):
+        for row, comparison in enumerate(i2t[rows] < best[rows, None], start=rows.start):
+            in_rows[row] = np.count_nonzero(comparison)
+        # at most 255 rows: bytes can hold the count, and are added many at a time
+        in_columns += (t2i[rows] < own).view(np.uint8).sum(axis=0, dtype=np.uint8)
+    return in_rows, in_columns
+
+
 def _row_blocks(scores: np.ndarray) -> list[slice]:
-    rows = max(1, BLOCK_BYTES // (scores.shape[1] * scores.itemsize))
+    rows = min(255, max(1, BLOCK_BYTES // (scores.shape[1] * scores.itemsize)))
     return [slice(start, start + rows) for start in range(0, len(scores), rows)]
 
 

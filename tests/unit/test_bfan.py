@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from itm_utils.errors import ItmError
-from itm_utils.matcher import Images, TextBatch
+from itm_utils.matcher import Images, TextBatch, Texts
 from itm_utils.models.bfan import BFAN, build, focal_weights, pairwise_focal_mask, score_by_loop
 from itm_utils.models.scan import SCAN
 from itm_utils.scoring import score_all
@@ -156,3 +156,14 @@ def test_parameters_describe_the_model() -> None:
     assert {name: built.config[name] for name in ("focal", "temperature", "ties", "width")} == {
         "focal": "prob", "temperature": 7.0, "ties": "drop", "width": 6
     }  # fmt: skip
+
+
+def test_given_pairs_need_one_product_for_both_directions() -> None:
+    """At a large width the affinities and the two Gram matrices are nearly all multiplications; each is formed once."""
+    pairs, r, w, d = 3, 5, 4, 512
+    images = Images(local=torch.randn(pairs, r, d), mask=torch.ones(pairs, r, dtype=torch.bool))
+    texts = Texts(local=torch.randn(pairs, w, d), mask=torch.ones(pairs, w, dtype=torch.bool))
+    with FlopCounterMode(display=False) as counter:
+        model(width=d).score_pairs(images, texts)
+    once = 2 * pairs * d * (r * w + r * r + w * w)
+    assert once <= counter.get_total_flops() < 2 * pairs * d * (2 * r * w + r * r + w * w)
