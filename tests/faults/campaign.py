@@ -15,7 +15,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this file's own folder is there already
 
 import torch
-from damaged_inputs import ACCEPTED, CLEAR, READERS, TRACEBACK, WAYS, read_damaged
+from damaged_inputs import ACCEPTED, CLEAR, READERS, TRACEBACK, read_damaged
 from striking import ERROR, KINDS, LOST, SAME, Ended, Outcome, Size, measure, strike
 from workloads import ROOT, WORKLOADS, Workload, load_encoder
 
