@@ -282,7 +282,16 @@ def read_evidence(path: str | Path) -> Evidence:
         with np.load(beside, allow_pickle=False) as file:
             return Evidence(file["i2t"], file["t2i"], file["owner"])
     # RuntimeError: a part that says it is encrypted; EOFError: one that is shorter than it says.
-    except (OSError, EOFError, ValueError, KeyError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        MemoryError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise input_error(beside, f"no ranks ({error})", f"those that {Path(path).name} was made from") from error
 
 

@@ -65,7 +65,15 @@ def lines_of(name: str) -> SearchStrategy[list[str]]:
 
 def write_checkout(folder: Path) -> None:
     """A book with one run, one dataset and one receipt."""
-    for place in ("pyproject.toml", "constraints.txt", "_toc.yml", "_config.yml", "experiments", "book/data", "notebooks"):
+    for place in (
+        "pyproject.toml",
+        "constraints.txt",
+        "_toc.yml",
+        "_config.yml",
+        "experiments",
+        "book/data",
+        "notebooks",
+    ):
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         source = ROOT / place
         shutil.copytree(source, folder / place) if source.is_dir() else shutil.copy(source, folder / place)

@@ -278,7 +278,9 @@ def lists(name: str) -> Callable[[Path], Path]:
 
     def write(folder: Path) -> Path:
         write_toy_dataset(folder / "data", {"train": 8})
-        mining.mine(*open_toy(folder / "data"), folder / "lists", **(SETTINGS | {"texts_per_image": 4, "images_per_text": 3}))
+        mining.mine(
+            *open_toy(folder / "data"), folder / "lists", **(SETTINGS | {"texts_per_image": 4, "images_per_text": 3})
+        )
         return folder / "lists" / name
 
     return write  # fmt: skip
@@ -304,7 +306,12 @@ def published(folder: Path, opt: Any = None) -> Path:
     words = Vocabulary.load(folder / "data/toy_vocab.json").word2idx
     Vocabulary(words | {f"word{n}": n for n in range(len(words), options["vocab_size"])}).save(folder / "vocab.json")
     parts = [{k[8:]: v for k, v in weights.items() if k.startswith(side)} for side in ("img_enc.", "txt_enc.")]
-    content = {"epoch": 3, "model": parts, "opt": argparse.Namespace(**options) if opt is None else opt, "best_rsum": 1.0}
+    content = {
+        "epoch": 3,
+        "model": parts,
+        "opt": argparse.Namespace(**options) if opt is None else opt,
+        "best_rsum": 1.0,
+    }
     torch.save(content, folder / "model_best.pth.tar")
     return folder / "model_best.pth.tar"
 
@@ -399,7 +406,9 @@ def short_experiments(folder: Path) -> Path:
     content = {
         "base": {"epochs": 1},
         "groups": {"slow": {"learning_rate": 0.1}},
-        "datasets": {"f30k": {"base": {"dataset": "data/{dataset}"}, "variants": {"a": variant, "b": variant | chosen}}},
+        "datasets": {
+            "f30k": {"base": {"dataset": "data/{dataset}"}, "variants": {"a": variant, "b": variant | chosen}}
+        },
     }
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     return path

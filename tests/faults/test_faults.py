@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 from campaign import Struck
-from damaged_inputs import CLEAR, READERS, TRACEBACK, fresh, outcome_of, read_damaged
+from command_lines import COMMANDS, call, lines_of, write_checkout
+from damaged_inputs import CLEAR, READERS, TRACEBACK, draw, fresh, outcome_of, read_damaged
+from process_tree import Tree
 from striking import KINDS, LOST
 from workloads import WORKLOADS
 
@@ -78,3 +80,26 @@ def test_what_was_found_is_one_clear_line(name: str, change: Callable[[bytes], b
     path.write_bytes(change(path.read_bytes()))
     outcome, said = outcome_of(lambda: READERS[name].read(path))
     assert outcome == CLEAR, said
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write_checkout(folder := tmp_path_factory.mktemp("book") / "checkout")
+    return folder
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_line_does_its_work_or_says_what_is_wrong(name: str, checkout: Path) -> None:
+    assert not draw(lines_of(name), 2, lambda words: call(words, checkout))[TRACEBACK]
+
+
+def test_a_place_on_the_web_that_is_no_text_is_one_clear_line(checkout: Path) -> None:
+    words = ["notebooks", "launch", "copies", "--repository", "https://example.org/a", "--ref", "\udce9"]
+    outcome, said = call(words, checkout)
+    assert outcome == CLEAR, said
+
+
+@pytest.mark.slow
+def test_a_run_whose_kernel_is_killed_goes_on(tmp_path: Path) -> None:
+    (outcome,) = Tree(tmp_path, "its kernel").faults("SIGKILL", 1)
+    assert outcome.kind != LOST, outcome.said
