@@ -9,6 +9,7 @@ from nbformat import v4
 from pybtex.database import parse_file
 
 from itm_lab.notebook_io import clean, find_notebooks, read_notebook, refuse_chapters, write_notebook
+from itm_utils.errors import input_error
 
 INSTALL = """\
 # Install the book's package. torch and numpy stay exactly as they are on this machine.
