@@ -11,6 +11,7 @@ import yaml
 from itm_lab.evidence.chance import chance_beside
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.paths import Paths
+from itm_lab.records.collapse import NUMBERS
 from itm_lab.records.receipts import read_named_receipt, variant_receipts
 
 
@@ -18,6 +19,8 @@ def lab_table(
     variants: Mapping[str, str], seeds: Iterable[int] = range(5, 8), metric: str = "rsum", dataset: str = "scenes"
 ) -> dict[str, Interval]:
     """Print one line a variant: its mean over these seeds with Student's interval; return what was printed.
+
+    One seed has no interval: its value stands alone, and both ends of what is returned are the value.
 
     variants: variant → chapter that trains it. A variant without receipts of all these seeds is printed as not run, and is left
     out of what is returned.
@@ -29,10 +32,37 @@ def lab_table(
         if len(found) < len(wanted):
             print(f"{variant:{room}}  not run yet ({len(found)} of {len(wanted)} seeds)")
             continue
-        rows[variant] = seed_interval([receipt["metrics"][metric]["value"] for receipt in found])
+        values = [receipt["metrics"][metric]["value"] for receipt in found]
+        row = rows[variant] = seed_interval(values) if len(values) > 1 else Interval(*3 * values)
+        spread = f"[{row.low:.1f}, {row.high:.1f}]" if len(values) > 1 else "(one seed)"
         models = "two models" if found[0]["models"] == 2 else "one model"
-        shown = f"{rows[variant].value:5.1f}  [{rows[variant].low:.1f}, {rows[variant].high:.1f}]  {models}"
+        shown = f"{row.value:5.1f}  {spread}  {models}"
         print(f"{variant:{room}}  {metric} {shown}{chance_beside(metric, found)}")
+    return rows
+
+
+def collapse_means(receipts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """What it is → mean over receipts of each number in which a collapse shows; empty for receipts without them.
+
+    Receipts written before these numbers were recorded have none; they take no part in a mean.
+    """
+    listed = [receipt["metrics"] for receipt in receipts]
+    found = {what: [one[name]["value"] for one in listed if name in one] for name, what in NUMBERS.items()}
+    return {what: sum(values) / len(values) for what, values in found.items() if values}
+
+
+def collapse_table(variants: Mapping[str, str], dataset: str = "scenes") -> dict[str, dict[str, float]]:
+    """Print one line a variant with receipts: the numbers in which a collapse shows; return those that have them.
+
+    variants: variant → chapter that trains it.
+    """
+    rows, room = {}, max(map(len, variants), default=0)
+    for variant, chapter in variants.items():
+        if receipts := variant_receipts(chapter, variant, dataset):
+            found = collapse_means(receipts)
+            told = "; ".join(f"{what} {value:.3g}" for what, value in found.items())
+            print(f"{variant:{room}}  {told or 'not recorded by these runs'}")
+            rows |= {variant: found} if found else {}
     return rows
 
 

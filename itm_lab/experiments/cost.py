@@ -239,9 +239,8 @@ class OperationCounter(TorchDispatchMode):
         if operation is self.aten.add and is_shared(args[0]) and args[0].shape in self.weights:
             return args[0]  # the sum of two gradients of one weight
         if operation is self.aten.mkldnn_rnn_layer:
-            raise NotImplementedError(
-                "an LSTM on the CPU is one operation without a formula: its products are not counted"
-            )
+            found = "an LSTM, which on the CPU is one operation without a formula"
+            raise input_error("the model", found, "layers whose products can be counted", "Give it a GRU.")
         if torch.is_inference_mode_enabled():
             with self:
                 result = func.decompose(*args, **kwargs)

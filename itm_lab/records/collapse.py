@@ -21,6 +21,12 @@ from itm_utils.scoring import Captions, evaluating
 
 STEPS = 100  # last steps over which the loss is averaged
 ITEMS = 256  # images, each with its first caption, that are compared with each other
+NUMBERS = {  # of a receipt → what it is
+    "final_loss": "loss of a batch at the end",
+    "image_cosine": "mean cosine of two images",
+    "caption_cosine": "mean cosine of two captions",
+    "score_spread": "spread of the scores",
+}
 
 
 def collapse_numbers(

@@ -6,14 +6,18 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 from conftest import small
 from mmca_weights import ALPHA, HEADS, IMAGE_DIM, TOKEN_DIM, WIDTH, public_weights
+from notebook_cells import run_cells
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from toy_dataset import write_toy_dataset
 from transformers import BertConfig, BertModel
 
 from itm_lab.parity.adapters.mmca import NAMES, load
@@ -21,6 +25,8 @@ from itm_lab.parity.comparison import our_name
 from itm_lab.records.old_names import modern_parameters
 from itm_lab.records.parameters import declared_parameters
 from itm_utils.data.batches import PairDataset
+from itm_utils.data.phrases import Phrase
+from itm_utils.data.precomp import open_split
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, Scores, TextBatch, Texts, length_mask
 from itm_utils.models import mmca
@@ -1209,3 +1215,40 @@ def test_older_runs_had_as_many_filters_as_their_width() -> None:
     assert modern_parameters("08_mmca", {"width": 16})["channels"] == 16
     named = {"width": 16, "channels": 64, "full_windows": False, "by_image": True}
     assert modern_parameters("08_mmca", named) == named
+
+
+# ---------------------------------------------------------------- cells of the chapter
+
+
+@pytest.mark.parametrize(
+    ("evaluate_on", "epochs", "validates"),
+    [("dev", 2, False), ("dev", 3, True), ("test", 2, True), ("test", 1, True), ("testall", 2, True)],
+)
+def test_only_the_page_trains_without_validation(
+    evaluate_on: str, epochs: int, validates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of two epochs that are judged on test choose their weights on dev, as all others do."""
+    given: list[object] = []
+    monkeypatch.setattr("itm_utils.training.train", lambda *arguments: given.append(arguments[5]))
+    monkeypatch.setattr("itm_utils.scoring.score_split", lambda *arguments: None)
+    monkeypatch.setattr("itm_utils.metrics.evaluate", lambda *arguments: None)
+    split = SimpleNamespace(feature_dim=3, owner=None)
+    data = SimpleNamespace(
+        vocabulary=(), train=split, test=split, pairs=None, test_texts=None, known={}, validate="validate"
+    )
+    stage = SimpleNamespace(model=None, objective=None, config=None)
+    names = {"torch": torch, "seed": 0, "evaluate_on": evaluate_on, "epochs": epochs, "data": data}
+    names |= {"run": SimpleNamespace(parameters={}, folder=None), "stages": lambda *arguments: [stage]}
+    run_cells("08_mmca", ("train",), names | {"build": lambda *arguments: nn.Linear(1, 1)})
+    assert given == ["validate" if validates else None]
+
+
+def test_words_to_draw_are_the_nouns_of_phrases_or_the_longest(tmp_path: Path) -> None:
+    split = open_split(write_toy_dataset(tmp_path, {"train": 2, "test": 2}), "test")
+    names = {"Path": Path, "np": np, "photos": "", "teach": False, "blocks": "all"}
+    names |= {"data": SimpleNamespace(test=split), "model": SimpleNamespace(uses_cross_score=True)}
+    shown_words = run_cells("08_mmca", ("word-figure",), names).shown_words
+    text = "two blue stars under a plain mug"
+    phrases = [Phrase(0, 14, np.zeros((1, 4))), Phrase(21, 32, np.zeros((1, 4)))]
+    assert shown_words(text.split(), phrases, text) == [2, 6]
+    assert shown_words(text.split(), [], text) == [2, 3]  # stars, under: the first of equal length

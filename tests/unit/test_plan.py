@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,8 +32,10 @@ from itm_lab.experiments.cost import (
     sizes_of,
     stage_costs,
 )
+from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.experiments.plan import plan
 from itm_lab.experiments.runner import Facts, Job
+from itm_utils.errors import ItmError
 from itm_utils.scoring import BATCH as BLOCK
 from itm_utils.scoring import BUDGET
 from itm_utils.training import Stage
@@ -254,6 +257,12 @@ def test_published_sizes_are_those_of_the_package(name: str) -> None:
     assert counted == tuple(5 * images for images in found.values())
 
 
+def test_a_layer_that_cannot_be_counted_is_named() -> None:
+    lstm = torch.nn.LSTM(3, 4)
+    with pytest.raises(ItmError, match="the model: found an LSTM"), torch.no_grad(), counting():
+        lstm(torch.zeros(2, 1, 3))
+
+
 def test_the_text_encoder_reads_every_caption_once() -> None:
     """Of BERT base 85 million weights take part in every token: twelve layers without the embedding layer."""
     assert abs(BERT_TOKEN / (2 * 85e6) - 1) < 0.01
@@ -267,3 +276,10 @@ def test_a_plan_says_memory_disk_and_hours_and_can_measure_them() -> None:
     )
     assert "a guess" in guessed and "guess" not in timed
     assert re.search(r"about [\d.]+ (h|min) on .+: timed steps reach [\d.e-]+ · 10\^12 operations a second", timed)
+
+
+def test_every_experiment_validates_after_every_epoch() -> None:
+    """A number of steps is an epoch for one training set and batch size only: MMCA's lab runs validated once in all."""
+    every = {name: found.values().get("validate_every", 0) for name, found in read_experiments(ROOT).items()}
+    assert len(every) > 100
+    assert {name: steps for name, steps in every.items() if steps} == {}

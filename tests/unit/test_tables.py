@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from itm_lab.evidence import tables
 from itm_lab.evidence.chance import FILE, chance_beside, with_chance
 from itm_lab.evidence.ledger import Ledger, verdict
 from itm_lab.evidence.statistics import seed_interval
-from itm_lab.evidence.tables import lab_table, published_rows, search_table
+from itm_lab.evidence.tables import collapse_means, collapse_table, lab_table, published_rows, search_table
 from itm_lab.paths import Paths
 from itm_lab.publish.ledger_pages import ours
 from itm_lab.records.receipts import variant_receipts, variant_values
@@ -28,6 +29,34 @@ def test_an_arm_counts_only_with_all_its_seeds(capsys: pytest.CaptureFixture[str
     assert "not run yet (0 of 5 seeds)" in printed[1]
     assert f"{rows['SCAN t2i AVG'].value:.1f}" in printed[0]
     assert lab_table({"SCAN t2i AVG": "02_scan"}, seeds=(5, 4)) == {}
+
+
+def test_collapse_is_shown_where_receipts_have_its_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = {"metrics": {"rsum": {"value": 100.0}}}
+    new = [
+        {"metrics": {"final_loss": {"value": loss}, "image_cosine": {"value": 0.98}, "score_spread": {"value": 0.01}}}
+        for loss in (12.0, 13.0)
+    ]
+    expected = {"loss of a batch at the end": 12.5, "mean cosine of two images": 0.98, "spread of the scores": 0.01}
+    assert collapse_means([old, *new]) == pytest.approx(expected)
+    assert collapse_means([old]) == collapse_means([]) == {}
+    given = {"new": new, "old": [old], "none": []}
+    monkeypatch.setattr(tables, "variant_receipts", lambda chapter, variant, dataset: given[variant])
+    assert collapse_table(dict.fromkeys(given, "08_mmca")) == {"new": pytest.approx(expected)}
+    assert collapse_table({}) == {}
+    assert capsys.readouterr().out.splitlines() == [
+        "new   loss of a batch at the end 12.5; mean cosine of two images 0.98; spread of the scores 0.01",
+        "old   not recorded by these runs",
+    ]
+
+
+def test_one_seed_has_a_value_and_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    """At paper size a chapter shows its own run beside others of the same seed."""
+    value = variant_values("02_scan", "SCAN t2i AVG")[0]
+    assert lab_table({"SCAN t2i AVG": "02_scan"}, seeds=[5]) == {"SCAN t2i AVG": (value, value, value)}
+    assert capsys.readouterr().out == f"SCAN t2i AVG  rsum {value:5.1f}  (one seed)  one model\n"
 
 
 def test_a_search_lists_the_values_it_tried(capsys: pytest.CaptureFixture[str]) -> None:
