@@ -12,7 +12,8 @@ import yaml
 from itm_lab.publish.markdown import table
 
 FAULTS, ATTACKS = "book/data/faults.json", "book/data/attacks.yaml"
-WORKS = ("works", "itm run")  # parts of the campaign that were struck by faults
+HEADS = {"works": "Works", "itm run": "`itm run`"}  # parts of the campaign that were struck by faults
+WORKS = tuple(HEADS)
 
 
 def fragment(root: Path) -> Iterator[str]:
@@ -20,7 +21,7 @@ def fragment(root: Path) -> Iterator[str]:
     counted = json.loads((root / FAULTS).read_text(encoding="utf-8"))
     yield "## Faults\n"
     for part in WORKS:
-        yield f"Of {part}: {circumstances(counted[part]['run'])}\n"
+        yield f"{HEADS[part]}: {circumstances(counted[part]['run'])}\n"
     yield from counts([row for part in WORKS for row in counted[part]["faults"]], ["work", "fault"], "faults")
     yield "## Damaged inputs\n"
     yield f"{circumstances(counted['inputs']['run'])}\n"

@@ -22,7 +22,7 @@ def attacks() -> list[dict[str, Any]]:
 
 
 @cache
-def tests_of(path: str) -> set[str]:
+def names_of_tests(path: str) -> set[str]:
     """Names of the test functions of a file, as Python reads it."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
@@ -46,7 +46,7 @@ def test_every_attack_names_a_test_that_is_there() -> None:
         assert attack.keys() == {"area", "attack", "before", "now", "test"} and all(attack.values()), attack
         for named in [attack["test"]] if isinstance(attack["test"], str) else attack["test"]:
             path, _, name = named.partition("::")
-            assert name in tests_of(path), named
+            assert name in names_of_tests(path), named
 
 
 def test_the_page_shows_the_sums() -> None:
