@@ -106,7 +106,7 @@ class Selection(NamedTuple):
             known = {name: record[name] for name in self.about()}
             runs = [(run["setting"], run[JUDGED_BY]) for run in record["runs"]]
             consistent = chosen_setting(runs, bool(self.select.settings)) == record["chosen"]
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise input_error(path, f"no record of a choice ({error!r})", "what `itm run` wrote") from None
         if not consistent:
             raise input_error(path, "another choice than its runs give", "a record as `itm run` wrote it")

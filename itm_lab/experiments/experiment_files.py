@@ -286,8 +286,8 @@ def read_overrides(experiment: Experiment, pairs: list[str]) -> dict[str, Any]:
     overrides = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals:
-            raise input_error("-p", repr(pair), "name=value")
+        if not equals or not pair.isprintable():  # nor are bytes of a command line that are no UTF-8
+            raise input_error("-p", repr(pair), "name=value, in printable characters")
         overrides[name] = read_value(experiment, name, text)
     return overrides
 

@@ -18,7 +18,7 @@ from itm_lab.parity.adapters import adapter_for
 from itm_utils.data.batches import WordCaptions
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
-from itm_utils.errors import input_error
+from itm_utils.errors import ItmError, input_error
 from itm_utils.metrics.retrieval import Retrieval, evaluate, evaluate_folds
 from itm_utils.scoring import score_split
 
@@ -79,11 +79,13 @@ def evaluate_published(
     check_covers(words, opened.captions, opened.root / f"{split}_caps.txt")
     try:
         matcher = adapter_for(model, path).load(weights, options)
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        if torch.cuda.is_available():
+            matcher.cuda()
+        scores = score_split(matcher, opened, WordCaptions(opened, words))  # some odd options fail only here
+    except (ItmError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # foreign options fail in many ways, and each concerns this one file only
         found = f"weights or options with which there is no {model} ({_reason(error)})"
         raise input_error(path, found, "those that its public code writes") from error
-    if torch.cuda.is_available():
-        matcher.cuda()
-    scores = score_split(matcher, opened, WordCaptions(opened, words))
     result = evaluate(scores, opened.owner) if folds == 1 else evaluate_folds(scores, opened.owner, folds)
     return coco_protocol(result, split) if split == "testall" else result

@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -323,7 +324,17 @@ def read_evidence(path: str | Path) -> Evidence:
                 raise ValueError(f"{size:,} bytes when unpacked, more than {LARGEST_RANKS:,}")
         with np.load(beside, allow_pickle=False) as file:
             return Evidence(file["i2t"], file["t2i"], file["owner"])
-    except (OSError, ValueError, KeyError, MemoryError, NotImplementedError, zipfile.BadZipFile) as error:
+    # RuntimeError: a part that says it is encrypted; EOFError: one that is shorter than it says.
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        MemoryError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise input_error(beside, f"no ranks ({error})", f"those that {Path(path).name} was made from") from error
 
 

@@ -120,7 +120,7 @@ def read_lists_manifest(folder: str | Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         whole = {*FILES} <= {*manifest["files"]} and {"split", "fingerprint"} <= {*manifest["data"]}
         whole = whole and isinstance(manifest["texts_per_image"] + manifest["images_per_text"], int)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise input_error(path, f"a damaged file ({error!r})", "the manifest of lists", AGAIN) from error
     if not whole or manifest.get("format") != FORMAT:
         raise input_error(path, f"format {manifest.get('format')!r}", f"a whole manifest of format {FORMAT}", AGAIN)

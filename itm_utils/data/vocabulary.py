@@ -113,7 +113,7 @@ class Vocabulary:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             word2idx = {str(word): int(index) for word, index in content["word2idx"].items()}
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError) as error:
             raise input_error(
                 path, f"no vocabulary ({error!r})", "JSON with the keys word2idx, idx2word and idx"
             ) from error
