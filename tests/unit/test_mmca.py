@@ -1226,19 +1226,20 @@ def test_only_the_page_trains_without_validation(
     evaluate_on: str, epochs: int, validates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs of two epochs that are judged on test choose their weights on dev, as all others do."""
-    given: list[object] = []
-    monkeypatch.setattr("itm_utils.training.train", lambda *arguments: given.append(arguments[5]))
+    given: list[bool] = []
+
+    def train(stage: object, validate: bool) -> SimpleNamespace:
+        given.append(validate)
+        return SimpleNamespace(seconds=0.0)
+
     monkeypatch.setattr("itm_utils.scoring.score_split", lambda *arguments: None)
-    monkeypatch.setattr("itm_utils.metrics.evaluate", lambda *arguments: None)
+    monkeypatch.setattr("itm_utils.metrics.retrieval.evaluate", lambda *arguments: None)
     split = SimpleNamespace(feature_dim=3, owner=None)
-    data = SimpleNamespace(
-        vocabulary=(), train=split, test=split, pairs=None, test_texts=None, known={}, validate="validate"
-    )
-    stage = SimpleNamespace(model=None, objective=None, config=None)
+    data = SimpleNamespace(vocabulary=(), train=split, test=split, test_texts=None)
     names = {"torch": torch, "seed": 0, "evaluate_on": evaluate_on, "epochs": epochs, "data": data}
-    names |= {"run": SimpleNamespace(parameters={}, folder=None), "stages": lambda *arguments: [stage]}
+    names |= {"run": SimpleNamespace(parameters={}, train=train), "stages": lambda *arguments: [None]}
     run_cells("08_mmca", ("train",), names | {"build": lambda *arguments: nn.Linear(1, 1)})
-    assert given == ["validate" if validates else None]
+    assert given == [validates]
 
 
 def test_words_to_draw_are_the_nouns_of_phrases_or_the_longest(tmp_path: Path) -> None:
