@@ -12,8 +12,10 @@ what comes later replaces what came before:
 Only what stands below ``datasets: <dataset>: variants`` can be run. Besides parameters of the notebook there are
 ``about`` and ``note`` (for people, not taken over by ``extends``), ``table`` (where its row stands), ``ensemble`` (whose scores are averaged with
 whose), ``seeds`` (which seeds a reproduction takes), ``select`` (settings that a search on dev chooses first) with
-its ``search_baseline``, and ``choice_of`` (experiments whose searched settings it takes). ``{dataset}`` in a folder's
-name is filled in here, ``{seed}`` by the notebook. The folder of a run follows from its name: ``runs/<chapter>/<dataset>/<variant>/s<seed>``.
+its ``search_baseline``, ``choice_of`` (experiments whose searched settings it takes), and ``same_ranks_as`` (variants whose
+test ranks may equal this one's, such as another collapsed control: elsewhere equal ranks mean a setting that changes
+nothing). ``{dataset}`` in a folder's name is filled in here, ``{seed}`` by the notebook. The folder of a run follows from
+its name: ``runs/<chapter>/<dataset>/<variant>/s<seed>``.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from itm_utils.errors import ItmError, input_error
 from itm_utils.files import read_text
 from itm_utils.validation import Settings, validated
 
-ABOUT = ("about", "note", "table", "ensemble", "seeds", "search_baseline", "choice_of")
+ABOUT = ("about", "note", "table", "ensemble", "seeds", "search_baseline", "choice_of", "same_ranks_as")
 MOST_SEEDS = 10_000  # in one range
 SECTIONS = ("base", "groups", "variants", "datasets")
 
@@ -85,7 +87,9 @@ class Experiment:
     seeds: str = ""
     search_baseline: str = ""
     choice_of: str = ""
+    same_ranks_as: str = ""
     select: Select | None = None
+    record: str = ""  # where the search is recorded that chose some of the settings
 
     @property
     def chapter(self) -> str:
@@ -100,6 +104,12 @@ class Experiment:
         """Full names of the experiments whose searched settings it takes, in that order."""
         named = [name for name in re.split(r"\s*,\s*", self.choice_of) if name]
         return [name if "/" in name else f"{self.name.rpartition('/')[0]}/{name}" for name in named]
+
+    @property
+    def alike(self) -> list[str]:
+        """Full names of the experiments whose ranks may equal this one's."""
+        named = [name for name in re.split(r"\s*,\s*", self.same_ranks_as) if name]
+        return [f"{self.name.rpartition('/')[0]}/{name}" for name in named]
 
     def values(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Every parameter of a run: the notebook's defaults, the experiment's settings, then ``overrides``.
@@ -305,8 +315,8 @@ def read_overrides(experiment: Experiment, pairs: list[str]) -> dict[str, Any]:
     overrides = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals:
-            raise input_error("-p", repr(pair), "name=value")
+        if not equals or not pair.isprintable():  # nor are bytes of a command line that are no UTF-8
+            raise input_error("-p", repr(pair), "name=value, in printable characters")
         overrides[name] = read_value(experiment, name, text)
     return overrides
 
