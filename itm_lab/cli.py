@@ -210,8 +210,10 @@ def run_experiments(
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
     if queue:
         if experiments or table or parameter or seeds or search or grid:
-            raise ItmError("itm run --queue: its file says what is run; only --jobs, --receipts and --dry-run go with it")
-        raise typer.Exit(work_off_queue(Paths.find().root, receipts, jobs or 2, dry_run))
+            raise ItmError(
+                "itm run --queue: its file says what is run; only --jobs, --receipts, --dirty and --dry-run go with it"
+            )
+        raise typer.Exit(work_off_queue(Paths.find().root, receipts, jobs or 2, dry_run, dirty))
     from itm_lab.experiments import runner
     from itm_lab.experiments.choice import search_runs
     from itm_lab.experiments.plan import plan, plan_searches
@@ -269,16 +271,20 @@ def run_experiments(
     raise typer.Exit(bool(failed))
 
 
-def work_off_queue(root: Path, receipts: Path, at_a_time: int, dry_run: bool) -> int:
+def work_off_queue(root: Path, receipts: Path, at_a_time: int, dry_run: bool, dirty: bool) -> int:
     """Run the queue, or say what it has and lacks; returns the exit code."""
+    from itm_lab.experiments.clean_start import check_clean
     from itm_lab.experiments.trial_queue import TrialQueue, read_queue, run_queue
 
     entries = read_queue(root, root / "experiments" / "queue.yaml")
-    if not dry_run:
-        return bool(run_queue(root, entries, root / receipts, at_a_time))
-    for line in TrialQueue(root, entries, root / receipts).counts():
-        typer.echo(line)
-    return 0
+    queue = TrialQueue(root, entries, root / receipts)
+    if dry_run:
+        for line in queue.counts():
+            typer.echo(line)
+        return 0
+    if not dirty:
+        check_clean(root, queue.evidence(), root / receipts)
+    return bool(run_queue(queue, at_a_time))
 
 
 @app.command()

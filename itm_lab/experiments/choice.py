@@ -212,10 +212,15 @@ class Selection(NamedTuple):
 
     def chosen(self, results: Path) -> Experiment:
         """The experiment with the recorded choice; as its file describes it where there is none yet."""
-        found = self.recorded(results)
-        if not found:
-            return self.experiment
-        return replace(self.experiment, settings=self.experiment.settings | found, record=str(self.path(results)))
+        return self.lend(self.experiment, results)
+
+    def lend(self, experiment: Experiment, results: Path) -> Experiment:
+        """An experiment with what this search chose, as far as its notebook has such settings, and with its records."""
+        if not (found := self.recorded(results)):
+            return experiment
+        known = {name: value for name, value in found.items() if name in experiment.model.model_fields}
+        records = dict.fromkeys((*experiment.records, *self.experiment.records, str(self.path(results))))
+        return replace(experiment, settings=experiment.settings | known, records=tuple(records))
 
 
 def search_runs(selections: Iterable[Selection], results: Path) -> list[Job]:

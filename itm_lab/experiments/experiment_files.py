@@ -89,7 +89,7 @@ class Experiment:
     choice_of: str = ""
     same_ranks_as: str = ""
     select: Select | None = None
-    record: str = ""  # where the search is recorded that chose some of the settings
+    records: tuple[str, ...] = ()  # where the searches are recorded that chose some of the settings
 
     @property
     def chapter(self) -> str:
@@ -214,7 +214,9 @@ def read_select(experiment: Experiment, given: Any) -> Select:
             experiment.values({name: value})
     shorter = given.get("shorter") or {}
     if not isinstance(shorter, dict) or shorter.keys() & {*grid, *ASIDE}:
-        raise input_error(where, f"shorter: {shorter!r}", "settings that the search does not choose, such as {epochs: 4}")
+        raise input_error(
+            where, f"shorter: {shorter!r}", "settings that the search does not choose, such as {epochs: 4}"
+        )
     experiment.values(shorter)
     return Select(grid, seeds, experiment.search_baseline, settings, shorter)
 

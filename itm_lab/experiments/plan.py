@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,9 @@ def selection_of(
 def shared_overrides(experiment: Experiment, overrides: dict[str, Any]) -> dict[str, Any]:
     """What a command changed, as far as it concerns every run of an experiment's search."""
     aside = ("seed", "evaluate_on")
-    return {name: value for name, value in overrides.items() if name in experiment.model.model_fields and name not in aside}
+    return {
+        name: value for name, value in overrides.items() if name in experiment.model.model_fields and name not in aside
+    }
 
 
 def with_choices(root: Path, experiment: Experiment, overrides: dict[str, Any], results: Path) -> Experiment:
@@ -104,9 +105,7 @@ def with_choices(root: Path, experiment: Experiment, overrides: dict[str, Any], 
 def taking_choices(root: Path, experiment: Experiment, overrides: dict[str, Any], results: Path) -> Experiment:
     """The experiment with the recorded choices of those whose settings it takes (``choice_of``)."""
     for other in chosen_elsewhere(root, experiment, overrides, results):
-        found = other.recorded(results) or {}
-        known = {name: value for name, value in found.items() if name in experiment.model.model_fields}
-        experiment = replace(experiment, settings=experiment.settings | known)
+        experiment = other.lend(experiment, results)
     return experiment
 
 
@@ -128,7 +127,9 @@ def without_place(overrides: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in overrides.items() if name not in ("run_dir", "variant")}
 
 
-def missing_searches(root: Path, experiment: Experiment, overrides: dict[str, Any], results: Path) -> Iterator[Selection]:
+def missing_searches(
+    root: Path, experiment: Experiment, overrides: dict[str, Any], results: Path
+) -> Iterator[Selection]:
     """Searches without a record that an experiment needs, in the order in which they can run."""
     needed = [find_experiment(root, name) for name in experiment.chosen_elsewhere]
     own = selection_of(root, experiment, overrides, results)

@@ -370,7 +370,7 @@ def next_jobs(waiting: list[Job], running: Iterable[Job], at_a_time: int) -> lis
 def start(job: Job) -> subprocess.Popen:
     """Start papermill; all it says goes to a log beside the checkpoints."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    environment = environment_of(job.parameters) | {SEARCH_RECORD: job.experiment.record}
+    environment = environment_of(job.parameters) | {SEARCH_RECORD: os.pathsep.join(job.experiment.records)}
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
         return start_dependent(job.command(), stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment)
 

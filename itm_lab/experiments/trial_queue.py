@@ -16,7 +16,6 @@ import yaml
 from tqdm import tqdm
 
 from itm_lab.experiments.chain import linked
-from itm_lab.experiments.choice import Selection
 from itm_lab.experiments.ensembles import run_ensembles
 from itm_lab.experiments.experiment_files import Experiment, experiments_of_table, find_experiment, read_seeds
 from itm_lab.experiments.plan import missing_searches, with_choices
@@ -61,7 +60,11 @@ def read_queue(root: Path, path: Path) -> list[Entry]:
 
 def read_entry(root: Path, path: Path, number: int, given: Any) -> Entry:
     where = f"{path.name}, entry {number}"
-    if not isinstance(given, dict) or len(given.keys() & {"run", "table"}) != 1 or given.keys() - {"run", "table", "seeds"}:
+    if (
+        not isinstance(given, dict)
+        or len(given.keys() & {"run", "table"}) != 1
+        or given.keys() - {"run", "table", "seeds"}
+    ):
         raise input_error(where, repr(given)[:80], FORM)
     if "table" in given:
         found = experiments_of_table(root, str(given["table"]))
@@ -135,7 +138,6 @@ class TrialQueue:
             done = sum(is_finished(job, self.results) for job in jobs)
             yield f"{experiment.name}: {done} of {len(jobs)} seeds"
 
-
     def average(self) -> None:
         """Make the ensembles whose members have all finished and whose scores are still there."""
         groups: dict[Path, list[Job]] = {}
@@ -150,12 +152,16 @@ class TrialQueue:
             if there and len(jobs) > 1 and not path.exists():
                 run_ensembles(jobs, self.results)
 
+    def evidence(self) -> Iterator[Job]:
+        """The runs that receipts will count for, whatever a search chooses."""
+        for experiment, seeds in self.wanted():
+            yield from make_jobs(experiment, seeds, {})
+
 
 @interrupted_by_signals()
-def run_queue(root: Path, entries: list[Entry], results: Path, at_a_time: int) -> list[Job]:
+def run_queue(queue: TrialQueue, at_a_time: int) -> list[Job]:
     """Work off a queue; returns the runs that failed."""
-    queue = TrialQueue(root, entries, results)
     for job in queue.jobs():
         remove_damaged(job)
     queue.average()
-    return work_off(queue.jobs, results, at_a_time, ended=queue.ended)
+    return work_off(queue.jobs, queue.results, at_a_time, ended=queue.ended)

@@ -51,9 +51,7 @@ def itm_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         write_receipt(receipt, job.folder)
         return SimpleNamespace(poll=lambda: 0, returncode=0)
 
-    def run(
-        *arguments: str, fails_after: int = 99, own: list[str] | None = None
-    ) -> tuple[int, str, list[dict]]:
+    def run(*arguments: str, fails_after: int = 99, own: list[str] | None = None) -> tuple[int, str, list[dict]]:
         started: list[dict] = []
 
         def start(job: Job) -> SimpleNamespace:
@@ -209,7 +207,10 @@ def test_other_experiments_take_a_choice_and_search_on_top_of_it(ladder_run) -> 
 
 def test_a_choice_of_an_experiment_that_selects_nothing_is_refused(ladder_run) -> None:
     code, said, started = ladder_run("scan/f30k/d")
-    assert (code, started) == (2, []) and "choice_of: found scan/f30k/b, expected an experiment that selects settings" in said
+    assert (code, started) == (
+        2,
+        [],
+    ) and "choice_of: found scan/f30k/b, expected an experiment that selects settings" in said
 
 
 def test_a_recipe_says_which_of_its_settings_a_search_has_yet_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:

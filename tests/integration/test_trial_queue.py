@@ -56,7 +56,12 @@ def itm_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             rsum = 300 - 1000 * abs(given["learning_rate"] - 0.004)
             metrics = {f"{way}_r{k}": 50.0 for way in ("i2t", "t2i") for k in (1, 5, 10)} | {"rsum": rsum}
             receipt = make_receipt(
-                **about, dataset=job.facts.identity, parameters=settings_of(given), seconds=1.0, device="cpu", metrics=metrics
+                **about,
+                dataset=job.facts.identity,
+                parameters=settings_of(given),
+                seconds=1.0,
+                device="cpu",
+                metrics=metrics,
             )
             write_receipt(receipt, job.folder)
             return SimpleNamespace(poll=lambda: 0, returncode=0)
@@ -122,4 +127,4 @@ def test_a_queue_that_cannot_be_is_one_clear_line(queue: str, message: str, itm_
 
 def test_other_options_do_not_go_with_a_queue(itm_queue) -> None:
     code, said, _ = itm_queue("--seeds", "1")
-    assert code == 2 and "only --jobs, --receipts and --dry-run" in said
+    assert code == 2 and "only --jobs, --receipts, --dirty and --dry-run" in said
