@@ -130,7 +130,7 @@ class Selection(NamedTuple):
         added: tuple[Any, ...] = ()
         while True:
             jobs = self.tried(added)
-            if not all(is_finished(job, results) for job in jobs):
+            if not all(self.finished(job, results) for job in jobs):
                 return jobs
             value = self.next_value([self.judged(job, results) for job in jobs])
             if value is None:
@@ -139,7 +139,12 @@ class Selection(NamedTuple):
 
     def open_runs(self, results: Path) -> list[Job]:
         """What the search still has to run; empty at its end."""
-        return [job for job in (*self.baselines, *self.runs(results)) if not is_finished(job, results)]
+        return [job for job in (*self.baselines, *self.runs(results)) if not self.finished(job, results)]
+
+    def finished(self, job: Job, results: Path) -> bool:
+        """Whether a run of the search has its receipt; without its data none can tell, and a plan goes on."""
+        name = job.parameters["dataset"]
+        return (name == "scenes" or (job.root / name).is_dir()) and is_finished(job, results)
 
     def judged(self, job: Job, results: Path) -> tuple[dict[str, Any], float]:
         """Setting and dev result of a finished run."""

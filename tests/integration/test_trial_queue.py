@@ -113,7 +113,7 @@ def test_a_plan_of_a_queue_says_what_waits_for_a_search(itm_queue) -> None:
     [
         ("{}", "expected a list of"),
         ("- {}", "entry 1: found {}"),
-        ("- {run: scan/f30k/plian}", "such as scan/f30k/plain"),
+        ("- {run: scan/f30k/plane}", "such as scan/f30k/plain"),
         ("- {run: scan/f30k/plain, seds: 3}", "entry 1"),
         ("- {run: scan/f30k/plain, seeds: none}", "found 'none', expected numbers and ranges"),
         ("- {table: scan/table_9}", "table: found 'scan/table_9'"),
