@@ -196,8 +196,10 @@ def test_a_learning_rate_is_followed_beyond_the_ends_of_its_grid(best: float, tr
 
 def test_a_search_is_planned_where_its_data_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    found = CliRunner().invoke(app, ["run", "ccr_ccs/coco/saf_ccr", "--dry-run", "-p", "dataset=data/nowhere"])
-    assert found.exit_code == 1 and "data/nowhere  " in found.output and "runs planned, none started" in found.output
+    found = CliRunner().invoke(app, ["run", "ccr_ccs/coco/saf_ccr", "--dry-run", "-p", "dataset=data/coco_nowhere"])
+    assert (
+        found.exit_code == 1 and "data/coco_nowhere  " in found.output and "runs planned, none started" in found.output
+    )
 
 
 def test_other_experiments_take_a_choice_and_search_on_top_of_it(ladder_run) -> None:
