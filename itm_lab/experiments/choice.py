@@ -129,7 +129,7 @@ class Selection(NamedTuple):
         """Every run of the search, a ladder followed as far as the finished ones tell."""
         added: tuple[Any, ...] = ()
         while True:
-            jobs = self.tried(added)
+            jobs = self.linked_with(added)[0]
             if not all(self.finished(job, results) for job in jobs):
                 return jobs
             value = self.next_value([self.judged(job, results) for job in jobs])
@@ -139,7 +139,14 @@ class Selection(NamedTuple):
 
     def open_runs(self, results: Path) -> list[Job]:
         """What the search still has to run; empty at its end."""
-        return [job for job in (*self.baselines, *self.runs(results)) if not self.finished(job, results)]
+        return [job for job in (*self.linked_with()[1], *self.runs(results)) if not self.finished(job, results)]
+
+    def linked_with(self, added: tuple[Any, ...] = ()) -> tuple[list[Job], list[Job]]:
+        """What is tried, and the runs of the baseline, with the folders they have when they run side by side."""
+        beside = {job.parameters["run_dir"] for job in self.baselines}
+        jobs = linked([*self.baselines, *self.tried(added)])
+        plain = [job for job in jobs if job.parameters["run_dir"] in beside]
+        return [job for job in jobs if job not in plain], plain
 
     def finished(self, job: Job, results: Path) -> bool:
         """Whether a run of the search has its receipt; without its data none can tell, and a plan goes on."""

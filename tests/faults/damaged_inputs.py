@@ -377,7 +377,7 @@ def choice(folder: Path) -> Path:
     selection = searching()
     names = list(selection.select.grid)
     runs = [{"setting": {name: job.parameters[name] for name in names}, "rsum": 400.0 + n, "seed": job.seed, "seal": "0"}
-            for n, job in enumerate(selection.tried)]  # fmt: skip
+            for n, job in enumerate(selection.tried())]  # fmt: skip
     chosen = chosen_setting([(run["setting"], run["rsum"]) for run in runs], bool(selection.select.settings))
     path = selection.path(folder)
     path.parent.mkdir(parents=True)
