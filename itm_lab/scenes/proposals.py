@@ -15,9 +15,9 @@ from itm_lab.scenes.world import CANVAS, Knobs
 Box = tuple[int, int, int, int]
 
 # What a proposal that is nobody's box shows, in parts of a hundred.
-DISTRACTORS = {"partial": 30, "shifted": 30, "union": 16, "background": 20, "whole": 4}
-TIGHT, LOOSE = 8, 16  # percent of its side by which a side of a toy's box is off: the best box, and further ones
-LARGEST_OVERLAP = 35  # percent of IoU that a distractor may have with a toy
+DISTRACTORS = {"partial": 52, "shifted": 44, "union": 2, "background": 1, "whole": 1}
+TIGHT, LOOSE = 10, 16  # percent of its side by which a side of a toy's box is off: the best box, and further ones
+LARGEST_OVERLAP = 49  # percent of IoU that a distractor may have with a toy
 SMALLEST = 6  # pixels, width and height
 
 
@@ -53,8 +53,8 @@ def _distractor(rng: PortableRandom, kind: str, toys: list[Box]) -> Box | None:
 def _shifted(rng: PortableRandom, box: Box) -> Box:
     """As large as a toy and beside it: some of the toy, some of its surroundings."""
     x1, y1, x2, y2 = box
-    right = (x2 - x1) * rng.between(-65, 65) // 100
-    down = (y2 - y1) * rng.between(-65, 65) // 100
+    right = (x2 - x1) * rng.between(-50, 50) // 100
+    down = (y2 - y1) * rng.between(-50, 50) // 100
     return _clip(x1 + right, y1 + down, x2 + right, y2 + down)
 
 
@@ -73,9 +73,9 @@ def _share(thousandths: int) -> int:
 
 
 def _part(rng: PortableRandom, box: Box) -> Box:
-    """A third of a toy: left, right, upper or lower."""
+    """Not quite half of a toy: left, right, upper or lower."""
     x1, y1, x2, y2 = box
-    width, height = (x2 - x1) * rng.between(25, 45) // 100, (y2 - y1) * rng.between(25, 45) // 100
+    width, height = (x2 - x1) * rng.between(30, 58) // 100, (y2 - y1) * rng.between(30, 58) // 100
     return rng.pick(
         [
             _clip(x1, y1, x1 + width, y2),
