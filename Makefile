@@ -87,7 +87,7 @@ reproduce: $(STAMP)  ## run the lab experiments again with their seeds, and comp
 	@$(BIN)/itm run --table lab/foundations --dry-run | tail -2
 	@ITM_PROGRESS=1 $(BIN)/itm run --table lab/foundations --receipts runs/reproduced
 
-faults: $(STAMP)  ## strike every work with over 200 faults, and readers with over 500 damaged inputs (minutes)
+faults: $(STAMP)  ## strike every work with over 200 faults, readers and commands with over 500 damaged inputs (half an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/faults/campaign.py
 
 student: $(STAMP)  ## copies of the chapters without solutions, in _build/student/

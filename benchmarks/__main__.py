@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
-from benchmarks import cases_data, cases_scoring, cases_steps
+from benchmarks import cases_commands, cases_data, cases_scoring, cases_steps
 from benchmarks.harness import ALLOCATOR, RESULTS
 from benchmarks.runner import TOLERATED, compare, run
 from itm_utils.files import read_text, write_json
 
-CASES = {case.name: case for case in (*cases_scoring.CASES, *cases_steps.CASES, *cases_data.CASES)}
+EVERY = (*cases_scoring.CASES, *cases_steps.CASES, *cases_data.CASES, *cases_commands.CASES)
+CASES = {case.name: case for case in EVERY}
 COMMITTED = RESULTS / "bench.json"
 
 
@@ -57,8 +58,9 @@ def known_ratios(path: Path | None, quick: bool) -> dict[str, Any]:
 
 
 def save(measured: dict[str, Any]) -> None:
-    """Measured cases replace the committed ones of their name."""
+    """Measured cases replace the committed ones of their name; what is absent here does not."""
     before = known_ratios(None, quick=False)
+    measured = {name: case for name, case in measured.items() if "absent" not in case or name not in before}
     for name, case in measured.items():
         for ratio, found in case["ratios"].items():
             known = before.get(name, {}).get("ratios", {}).get(ratio, found)
@@ -78,6 +80,8 @@ def main(given: list[str] | None = None) -> int:
     committed, failed, measured = known_ratios(args.committed, args.quick), [], {}
     for name, found in run(cases, args.quick, args.rounds, not args.no_growth):
         measured[name] = found
+        if "absent" in found:
+            print(f"{name}: not measured, {found['absent']}", flush=True)
         for row, value, before, fails in compare(cases, {name: found}, committed):
             was = "" if before is None else f"  (committed {before:.2f})"
             print(f"{row:48} {value:8.2f}{was}{'  WORSE' if fails else ''}", flush=True)

@@ -24,7 +24,7 @@ from itm_utils.data.batches import WordCaptions
 from itm_utils.data.phrases import Grounding, Phrase
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.vocabulary import Vocabulary
-from itm_utils.metrics.attention import THRESHOLDS, measure_attention
+from itm_utils.metrics.attention import THRESHOLDS, collect_attention
 from itm_utils.models.scan import SCAN
 from itm_utils.scoring import BATCH, encode_images, encode_split, evaluating, score_all, score_split
 
@@ -84,13 +84,13 @@ def main() -> None:
         some = replace(split, captions=[split.captions[c] for c in chosen], owner=split.owner[chosen])
         some_texts = WordCaptions(some, vocabulary)
         images, captions = encode_split(model, some, some_texts)  # and everything is warm
-        measure_attention(model, split.first(2), texts, grounding.first(2 * CAPTIONS))
+        collect_attention(model, split.first(2), texts, grounding.first(2 * CAPTIONS)).quality()
         ways = {
             "encode images": lambda: encode_images(model, split),
             "encode some captions": lambda: encode_captions(model, some_texts),
             "pairs of some captions": lambda: score_all(model, images, captions, progress=False),
             "whole of some captions": lambda: score_split(model, some, some_texts),
-            "attention metrics": lambda: measure_attention(model, split, texts, grounding),
+            "attention metrics": lambda: collect_attention(model, split, texts, grounding).quality(),
         }
         seconds, peak, found = take_turns(ways, args.rounds)
     quality = found["attention metrics"]

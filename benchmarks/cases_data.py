@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks import convert_tsv, mining
 from benchmarks.attention_metrics import write_split
 from benchmarks.harness import REGIONS, WIDTH
-from benchmarks.runner import Case, Ratio, Work, faster, times
+from benchmarks.runner import Absent, Case, Ratio, Work, faster, times
 from itm_lab.data.bottom_up import convert
 from itm_lab.data.selection import Wanted
 from itm_utils import mining as itm_mining
@@ -143,6 +143,27 @@ def top_lists(images: int, texts: int, top_images: int) -> Work:
     return Work(ways, facts={"pairs": images * len(columns), "entries_that_differ": float(differ)})
 
 
+def faiss_lists(images: int, texts: int, top_images: int) -> Work:
+    """Ours, and two searches of a flat index, whose lists still hold the positives."""
+    try:
+        import faiss
+    except ImportError:
+        raise Absent("faiss is not installed (`pip install faiss-cpu`)") from None
+    faiss.omp_set_num_threads(1)
+    work = top_lists(images, texts, top_images)
+    with tempfile.TemporaryDirectory() as folder:
+        mining.write_data(Path(folder), images)
+        rows, columns = (np.load(Path(folder) / name)[:] for name in ("train_ims.npy", "vectors.npy"))
+
+    def flat() -> None:
+        for found, asked, most in ((columns, rows, texts + 5), (rows, columns, top_images + 1)):
+            index = faiss.IndexFlatIP(found.shape[1])
+            index.add(found)
+            index.search(asked, most)
+
+    return Work({"ours": work.ways["ours"], "faiss flat": flat}, facts={"pairs": images * len(columns)})
+
+
 def feature_files(pictures: int) -> Work:
     """Bottom-up features in a TSV to the precomputed format; the plain reader keeps all rows and saves them."""
     folder = tempfile.TemporaryDirectory()
@@ -195,17 +216,21 @@ CASES = (
     Case("loader", "loading", "batches of 128 shuffled pairs from files, against one item at a time with NLTK, and "
          "against a bare gather of the same rows", loading,
          (faster("faster than one item at a time", 6), Ratio("rate, of a bare gather's", "bare gather", "ours", 0.65)),
-         full={"images": 400}, tiny={"images": 4}, growth=tuple({"images": n} for n in (100, 200)),
+         full={"images": 400}, tiny={"images": 4}, growth=tuple({"images": n} for n in (100, 200, 800)),
          grown=("ours", "bare gather")),
     Case("recall", "metrics", "ranks in a matrix of 5,000 x 25,000 scores, against one argsort per query", recall,
          (faster("faster than the loop", 35),), full={"images": 5000}, tiny={"images": 8}, rounds=3,
-         growth=tuple({"images": n} for n in (1000, 2000))),
+         growth=tuple({"images": n} for n in (1000, 2000, 8000))),
     Case("mining", "mining", "top 300 captions and 60 images among 5,000 x 25,000 vectors, against all scores and "
          "torch.topk, and against the bare product", top_lists,
          (faster("faster than all scores and top-k"), times("times the product", 1.49)),
          full={"images": 5000, "texts": 300, "top_images": 60}, tiny={"images": 40, "texts": 3, "top_images": 2},
-         rounds=3, growth=tuple({"images": n, "texts": 300, "top_images": 60} for n in (1000, 2000)),
+         rounds=3, growth=tuple({"images": n, "texts": 300, "top_images": 60} for n in (1000, 2000, 10_000)),
          grown=("ours", "product")),
+    Case("mining-faiss", "mining", "the same lists, against two searches of faiss's flat index", faiss_lists,
+         (faster("faster than faiss", 1.5, than="faiss flat"),),
+         full={"images": 5000, "texts": 300, "top_images": 60}, tiny={"images": 80, "texts": 3, "top_images": 2},
+         rounds=3),
     Case("feature-files", "features", "bottom-up features from TSV to arrays, with checks and a journal, against a "
          "plain csv reader that keeps everything", feature_files,
          (faster("faster than a plain reader"),), full={"pictures": 200}, tiny={"pictures": 3}),

@@ -17,7 +17,11 @@ from benchmarks.runner import Case, Work, faster
 from itm_utils.matcher import ImageBatch, Images, Matcher, OfflineNegatives, PairBatch, TextBatch, Texts
 from itm_utils.models.aoq import OfflineLoss
 from itm_utils.models.bfan import BFAN
+from itm_utils.models.ccr_ccs import AttentionConstraintLoss
+from itm_utils.models.dcpa import IntraPAM
 from itm_utils.models.mmca import HardNegativeTripletLoss
+from itm_utils.models.pfan import MAX_BLOCKS, PFAN
+from itm_utils.models.saem import SAEM
 from itm_utils.models.scan import SCAN
 from itm_utils.models.sgraf import SGRAF
 from itm_utils.models.vsepp import VSEPP, HingeTriplet
@@ -75,7 +79,11 @@ def steps(model: Matcher, batch: PairBatch, ours: Loss, straightforward: Loss, t
         outputs={name: way(loss, False) for name, loss in both.items()},
         tolerance=tolerance,
         relative=True,
-        facts={"words": int(batch.texts.lengths.sum()), "longest": int(batch.texts.lengths.max())},
+        facts={
+            "rows": len(batch),
+            "words": int(batch.texts.lengths.sum()),
+            "longest": int(batch.texts.lengths.max()),
+        },
     )
 
 
@@ -99,6 +107,35 @@ def scan(direction: str) -> Callable[..., Work]:
 def bfan(pairs: int) -> Work:
     loss = encoded_hinge(lambda _, i, t: plain.bfan_scores(i, t, 20.0, "equal"))
     return steps(BFAN(WORDS, IMAGE_DIM), random_pairs(pairs), hinge, loss, tolerance=3e-2)  # keys on the threshold
+
+
+def pfan(pairs: int) -> Work:
+    """Regions come with the blocks of a public file."""
+    model, batch = PFAN(WORDS, IMAGE_DIM), random_pairs(pairs)
+    rng = torch.Generator().manual_seed(0)
+    blocks = torch.rand(pairs, REGIONS, 256, generator=rng).argsort(dim=-1)[..., :MAX_BLOCKS]
+    shares = torch.rand(pairs, REGIONS, MAX_BLOCKS, generator=rng)
+    batch.images.boxes = torch.cat([blocks.float(), shares / shares.sum(dim=-1, keepdim=True)], dim=-1)
+    return steps(model, batch, hinge, encoded_hinge(lambda _, i, t: plain.pfan_scores(i, t), plain.encode_pfan))
+
+
+def token_states(pairs: int, seed: int = 0) -> PairBatch:
+    """Region features and states of a text encoder, of the sizes of MMCA's and DCPA's cases."""
+    return PairBatch(*dcpa_scoring.random_batches(pairs, pairs, seed=seed))
+
+
+def saem(pairs: int) -> Work:
+    return steps(SAEM(0, IMAGE_DIM, dropout=0.0), token_states(pairs), hinge, plain.saem_loss)
+
+
+def dcpa_intra(pairs: int) -> Work:
+    return steps(IntraPAM(IMAGE_DIM), token_states(pairs), hinge, plain.intra_loss)
+
+
+def constrained(pairs: int) -> Work:
+    """SCAN t2i with CCR and CCS of every query and every swap, which needs no random numbers."""
+    ours = AttentionConstraintLoss(HingeTriplet(0.2), queries=0)
+    return steps(SCAN(WORDS, IMAGE_DIM), random_pairs(pairs), lambda m, b: ours(m, b)[0], plain.constrained_scan_loss)
 
 
 def sgraf(head: str) -> Callable[..., Work]:
@@ -200,22 +237,34 @@ TINY = {"pairs": 3}
 STEP = "a training step (loss, gradients, clipping, Adam) at batch"
 
 
-def case(name: str, what: str, build: Callable[..., Work], pairs: int, target: float, rounds: int = 3) -> Case:
+def case(
+    name: str,
+    what: str,
+    build: Callable[..., Work],
+    pairs: int,
+    target: float,
+    rounds: int = 3,
+    growth: tuple[int, ...] = (),
+) -> Case:
     ratio = (faster("faster than straightforward", target),)
     return Case(f"step-{name}", "training steps", f"{what}: {STEP} {pairs}", build, ratio,
-                {"pairs": pairs}, TINY, rounds)  # fmt: skip
+                {"pairs": pairs}, TINY, rounds, tuple({"pairs": n} for n in growth))  # fmt: skip
 
 
 CASES = (
-    case("scan-t2i", "SCAN t2i", scan("t2i"), 64, 4.2),
-    case("scan-i2t", "SCAN i2t", scan("i2t"), 64, 5.7),
-    case("bfan", "BFAN equal", bfan, 64, 7),
-    case("saf", "SGRAF SAF", sgraf("SAF"), 64, 2.5),
-    case("sgr", "SGRAF SGR", sgraf("SGR"), 64, 2.5),
+    case("scan-t2i", "SCAN t2i", scan("t2i"), 128, 4.2),
+    case("scan-i2t", "SCAN i2t", scan("i2t"), 128, 5.7),
+    case("bfan", "BFAN equal", bfan, 128, 7),
+    case("pfan", "PFAN t2i", pfan, 64, 1.0),
+    case("saf", "SGRAF SAF", sgraf("SAF"), 128, 2.5),
+    case("sgr", "SGRAF SGR", sgraf("SGR"), 128, 2.5),
     case("vsepp", "VSE++, real caption lengths", vsepp, 128, 1.1, 7),
     case("vsrn", "VSRN", vsrn, 32, 2.0),
+    case("saem", "SAEM", saem, 64, 1.0),
     case("aoq-bfan", "AOQ over BFAN", aoq_bfan, 32, 3.0),
     case("aoq-vsrn", "AOQ over VSRN", aoq_vsrn, 16, 1.8),
-    case("mmca", "MMCA, same selection", mmca, 32, 1.5),
+    case("ccr-ccs", "SCAN t2i with CCR and CCS of every query", constrained, 64, 1.0),
+    case("mmca", "MMCA, same selection", mmca, 32, 1.5, growth=(16, 64, 128)),
+    case("dcpa-intra", "DCPA stage one", dcpa_intra, 64, 1.0),
     case("dcpa", "DCPA stage two, same selection", dcpa, 32, 1.5),
 )

@@ -71,11 +71,6 @@ def sentence_lengths(captions: int, seed: int) -> np.ndarray:
     return 5 + np.random.default_rng(seed).poisson(7, size=captions)
 
 
-def some_of(texts: Texts, captions: int) -> torch.Tensor:
-    """Positions of so many captions, spread over all: for ways that are too slow for all of them."""
-    return torch.arange(0, len(texts), len(texts) // captions)[:captions]
-
-
 def timed(job: Callable[[], object]) -> float:
     """Processor seconds of this one thread: other programs on the machine do not count."""
     begin = time.process_time()

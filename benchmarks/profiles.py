@@ -1,18 +1,25 @@
 """Where the time goes: the operators of PyTorch with the largest shares, and what all matrix products take.
 
-    python -m benchmarks.profiles
+    python -m benchmarks.profiles                     every case that misses its target
+    python -m benchmarks.profiles --only mmca dcpa    these
 
-(minutes; writes results/profiles.json; the page on benchmarks shows it where a target is not reached)
+(minutes; updates results/profiles.json; the page on benchmarks shows it where a target is not reached)
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+from pathlib import Path
+
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.__main__ import CASES
-from benchmarks.harness import finish, start
+from benchmarks.__main__ import CASES, COMMITTED, one_thread
+from benchmarks.harness import RESULTS, finish
 from benchmarks.runner import Case, Way
+from itm_lab.publish.benchmarks_page import missed
+from itm_utils.files import read_text
 
 LARGEST = 4  # operators of a case that are kept
 RUNS = 2  # of which the one that was disturbed less counts
@@ -49,15 +56,26 @@ def profiled(case: Case) -> dict[str, object]:
     }
 
 
+def arguments() -> argparse.Namespace:
+    known = sorted(name for name, case in CASES.items() if case.group in GROUPS)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profiles", description=str(__doc__).splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", help="cases; default: all that miss")
+    parser.add_argument("--out", type=Path, default=RESULTS / "profiles.json")
+    given = parser.parse_args()
+    committed = json.loads(read_text(COMMITTED, "the receipt of a benchmark"))["cases"]
+    given.only = given.only or [name for name in missed(committed) if name in known]
+    return given
+
+
 def main() -> None:
-    args = start(str(__doc__), "profiles.json")
-    found = {}
-    for name, case in CASES.items():
-        if case.group in GROUPS:
-            found[name] = profiled(case)
-            print(name, found[name], flush=True)
-    finish(args, {"profiles": found})
+    args = arguments()
+    found = json.loads(args.out.read_text(encoding="utf-8"))["profiles"] if args.out.exists() else {}
+    for name in args.only:
+        found[name] = profiled(CASES[name])
+        print(name, found[name], flush=True)
+        finish(args, {"profiles": {case: found[case] for case in CASES if case in found}})
 
 
 if __name__ == "__main__":
+    one_thread()
     main()

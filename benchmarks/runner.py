@@ -23,6 +23,10 @@ LEAST_SECONDS = 0.1  # of a way in a round; what is faster is repeated
 Way = Callable[[], Any]
 
 
+class Absent(Exception):
+    """What a case needs and this machine does not have."""
+
+
 @dataclass(frozen=True)
 class Ratio:
     """One number that the book claims.
@@ -66,7 +70,8 @@ class Work:
 
     scale: how many times the work of ours a way leaves out, for ways too slow to do all of it. outputs: ways that
     must agree with ours to ``tolerance``, which are compared before anything is timed; relative: to the largest number
-    of ours.
+    of ours. given: seconds of ways that are not run, as the second that commands are compared with. clock: seconds that
+    a job takes.
     """
 
     ways: Mapping[str, Way]
@@ -75,6 +80,8 @@ class Work:
     tolerance: float = 1e-4
     relative: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, float] = field(default_factory=dict)
+    clock: Callable[[Way], float] = timed
 
 
 @dataclass(frozen=True)
@@ -105,12 +112,13 @@ def measure(case: Case, size: Mapping[str, int], rounds: int) -> dict[str, Any]:
     peak, repeats = {}, {}
     for name, way in work.ways.items():  # and everything is warm
         first: list[float] = []
-        peak[name] = peak_beyond(lambda way=way, first=first: first.append(timed(way)))
-        repeats[name] = repetitions(first[0] if first else timed(way))
+        peak[name] = peak_beyond(lambda way=way, first=first: first.append(work.clock(way)))
+        repeats[name] = repetitions(first[0] if first else work.clock(way))
     seconds: dict[str, list[float]] = {name: [] for name in work.ways}
+    seconds |= {name: [spent] * rounds for name, spent in work.given.items()}
     for _ in range(rounds):
         for name, way in work.ways.items():
-            spent = timed(lambda way=way, n=repeats[name]: [way() for _ in range(n)])
+            spent = work.clock(lambda way=way, n=repeats[name]: [way() for _ in range(n)])
             seconds[name].append(work.scale.get(name, 1.0) * spent / repeats[name])
     ratios = {ratio.name: ratio_of(ratio, seconds) for ratio in case.ratios}
     return {
@@ -171,6 +179,8 @@ def compare(
 ) -> Iterator[tuple[str, float, float | None, bool]]:
     """Every measured ratio: its name, its value, the committed one, and whether it fails."""
     for name, found in measured.items():
+        if "absent" in found:
+            continue
         known = committed.get(name, {}).get("ratios", {})
         for ratio in cases[name].ratios:
             value, before = found["ratios"][ratio.name]["ratio"], known.get(ratio.name, {}).get("ratio")
@@ -183,7 +193,11 @@ def run(
     """Measure the cases one after the other."""
     for name, case in cases.items():
         began = time.perf_counter()
-        found = measure(case, case.tiny if quick else case.full, rounds or (1 if quick else case.rounds))
+        try:
+            found = measure(case, case.tiny if quick else case.full, rounds or (1 if quick else case.rounds))
+        except Absent as lack:
+            yield name, {"group": case.group, "what": case.what, "ratios": {}, "absent": str(lack)}
+            continue
         if growth and not quick and case.growth:
             found["growth"] = list(grow(case))
         found["wall_seconds"] = round(time.perf_counter() - began, 1)

@@ -16,7 +16,7 @@ from itm_lab.scenes import SceneSplit, load_scenes, scenes_folder
 from itm_lab.scenes.draw import draw
 from itm_lab.scenes.show import GREY, captions_of, family_figure, family_of, grounding_figure, new_figure, show_picture
 from itm_lab.scenes.world import CANVAS, COLOURS, PATTERNS, PLACES, SHAPES, UNIT, Scene, Toy
-from itm_utils.figures import INK, method_colour, use_style
+from itm_lab.teaching.figures import INK, method_colour, use_style
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "book" / "img"

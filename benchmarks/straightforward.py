@@ -306,3 +306,105 @@ def aoq_bfan_loss(model: nn.Module, batch: PairBatch, temperature: float, focal:
     pairs = ((0, 1), (1, 0), (1, 1), (2, 2))
     offline = tuple(bfan_pair_scores(images[i], texts[c], temperature, focal) for i, c in pairs)
     return aoq_loss(bfan_scores(images[0], texts[0], temperature, focal), offline)
+
+
+# ------------------------------------------------------------------------------------------------ other losses
+
+
+def encode_pfan(model: nn.Module, batch: PairBatch) -> tuple[Images, Texts]:
+    """Encoders of PFAN: every region gathers the embeddings of its own blocks, and attends to them."""
+    encoder, boxes = model.position_encoder, batch.images.boxes
+    blocks, share = boxes[..., : boxes.shape[-1] // 2].long(), boxes[..., boxes.shape[-1] // 2 :]
+    own = encoder.block_embedding(blocks)  # (i, r, k, p)
+    query = encoder.query_proj(batch.images.regions)[:, :, None]
+    weights = share * torch.tanh((own * query).sum(dim=-1)).exp()
+    weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(EPS)
+    positions = (weights[..., None] * own).sum(dim=2)
+    regions = unit(model.region_proj(torch.cat([batch.images.regions, positions], dim=-1)), dim=-1)
+    words = unit(read_words(model.gru, model.word_embedding, batch.texts), dim=-1)
+    return Images(regions, batch.images.mask), Texts(words, batch.texts.mask, lengths=batch.texts.lengths)
+
+
+def attention_weights(queries: Tensor, context: Tensor, temperature: float) -> Tensor:
+    """SCAN's attention weights (b, q, k)."""
+    affinity = unit(F.leaky_relu(torch.bmm(context, queries.transpose(1, 2).contiguous()), 0.1), dim=2)
+    return F.softmax(affinity.transpose(1, 2).contiguous() * temperature, dim=2)
+
+
+def pfan_scores(images: Images, texts: Texts, temperature: float = 9.0) -> Tensor:
+    """PFAN's scores (i, c): SCAN's with the mean, and half of the mean largest weight."""
+    columns = []
+    for _, words in captions_of(texts):
+        repeated = words.repeat(len(images), 1, 1)
+        weights = attention_weights(repeated, images.local, temperature)
+        relevance = cosine(repeated, torch.bmm(weights, images.local))
+        columns.append((relevance + 0.5 * weights.max(dim=2)[0]).mean(dim=1, keepdim=True))
+    return torch.cat(columns, dim=1)
+
+
+def transformer_layer(layer: nn.Module, x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Post-norm Transformer layer with PyTorch's own attention; nothing is padded."""
+    attention = layer.attention
+    q, k, v = (attention.split_heads(proj(x)) for proj in (attention.q_proj, attention.k_proj, attention.v_proj))
+    attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    x = layer.attn_norm(x + attention.out_proj(attended))
+    return layer.ffn_norm(x + layer.linear2(activation(layer.linear1(x))))
+
+
+def text_cnn(cnn: nn.Module, texts: TextBatch) -> Tensor:
+    """Convolutions and a maximum, one caption at a time, so that no padding counts."""
+    captions = []
+    for states, length in zip(texts.features, texts.lengths.tolist(), strict=True):
+        tokens = F.pad(states[:length].t()[None], (0, max(0, 3 - length)))
+        captions.append(torch.cat([conv(tokens).relu().max(dim=2)[0] for conv in cnn.convs], dim=1))
+    return torch.cat(captions)
+
+
+def saem_loss(model: nn.Module, batch: PairBatch) -> Tensor:
+    """SAEM's loss: hinge, angular loss of the hardest negatives, norms of the image encoder's matrices."""
+    encoder, regions = model.image_encoder, model.image_encoder.region_proj(batch.images.regions)
+    for layer in encoder.layers:
+        regions = transformer_layer(layer, regions, F.gelu)
+    images = F.normalize(regions.mean(dim=1), dim=1)
+    texts = F.normalize(model.text_encoder.proj(text_cnn(model.text_encoder.cnn, batch.texts)), dim=1)
+    norms = sum(p.norm() for p in encoder.parameters() if p.dim() == 2)
+    angular = angular_term(images, texts) + angular_term(texts, images)
+    return hinge(images @ texts.t()) + 0.5 * angular + 0.01 * norms
+
+
+def angular_term(anchors: Tensor, positives: Tensor) -> Tensor:
+    """Angular loss of the hardest negative of each anchor, summed; anchor by anchor."""
+    total = anchors.new_zeros(())
+    for b in range(len(anchors)):
+        others = torch.cat([positives[:b], positives[b + 1 :]])
+        costs = 4 * others @ (anchors[b] + positives[b]) - 4 * anchors[b] @ positives[b]
+        total = total + F.softplus(costs.max())
+    return total
+
+
+def intra_loss(model: nn.Module, batch: PairBatch) -> Tensor:
+    """DCPA's stage one: top-k mean of the cosines of regions and a caption, one caption at a time."""
+    regions = transformer_layer(model.encoder, model.region_proj(batch.images.regions), torch.relu)
+    regions = F.normalize(regions, dim=-1)
+    texts = F.normalize(model.text_proj(text_cnn(model.text_cnn, batch.texts)), dim=-1)
+    columns = [(regions @ caption).topk(model.top_k, dim=1)[0].mean(dim=1) for caption in texts]
+    return hinge(torch.stack(columns, dim=1))
+
+
+def constrained_scan_loss(model: nn.Module, batch: PairBatch, margin: float = 0.2) -> Tensor:
+    """SCAN's hinge, and CCR and CCS of every word and every swap, one pair and one word at a time."""
+    images, texts = encode_regions_and_words(model, batch)
+    total = hinge(scan_scores(images, texts, "t2i", 9.0, 6.0))
+    for b, words in captions_of(texts):
+        keys = images.local[b : b + 1]
+        weights = attention_weights(words[None], keys, 9.0)[0]
+        reverse = (1 - weights) / (1 - weights).sum(dim=1, keepdim=True)
+        attended, opposite = weights @ keys[0], reverse @ keys[0]
+        positive = cosine(words, attended)
+        ccr = (cosine(words, opposite) - positive + margin).clamp(min=0).mean()
+        swaps = []
+        for w in range(len(words)):
+            others = torch.cat([words[:w], words[w + 1 :]])
+            swaps.append((cosine(others, attended[w].expand_as(others)) - positive[w] + margin).clamp(min=0))
+        total = total + ccr + torch.cat(swaps).mean()
+    return total

@@ -186,7 +186,13 @@ def run_experiments(
     grid: Annotated[
         list[str] | None, typer.Option(help="name=a,b: every combination, on dev; seeds 100, 101, …")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only the plan: arithmetic, memory, disk, hours.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only the plan: what it needs, arithmetic, memory, disk, hours; 1 if something is missing.",
+        ),
+    ] = False,
     gpu: Annotated[str, typer.Option(help="The GPU that a plan is for.")] = "RTX 3090",
     measure: Annotated[
         bool, typer.Option("--measure", help="With --dry-run: hours on this machine, from a few timed steps.")
@@ -194,6 +200,9 @@ def run_experiments(
     show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
     receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
+    dirty: Annotated[
+        bool, typer.Option("--dirty", help="Start from uncommitted changes, too; no verdict counts such runs.")
+    ] = False,
 ) -> None:
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
     from itm_lab.experiments import runner
@@ -213,15 +222,25 @@ def run_experiments(
                 f"# {selection.experiment.name}: its settings are known when the search has ended; see `itm run`"
             )
         return
-    if dry_run:
-        from itm_lab.experiments.cost import described
+    from itm_lab.experiments.needs import needs_of, needs_table, require
 
-        for line in (*map(str, selections), *described([*searches, *planned], gpu, results, measure)):
+    if dry_run:
+        from itm_lab.experiments.cost import Costs, described
+
+        costs, runs = Costs(gpu, measure), [*searches, *planned]
+        needs = needs_of(runs, results, costs)
+        for line in (*map(str, selections), *needs_table(needs)):
             typer.echo(line)
-        return
+        for line in described(runs, costs, results):
+            typer.echo(line)
+        raise typer.Exit(any(need.unmet for need in needs))
+    require([*searches, *planned], results)
     from itm_lab.evidence.run_tables import compared, table_of  # here: a plan does without scipy's statistics
+    from itm_lab.experiments.clean_start import check_clean
     from itm_lab.experiments.ensembles import run_ensembles
 
+    if not dirty:
+        check_clean(root, planned, results)
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
     if selections:
         if runner.run_jobs(searches, results, at_a_time):
@@ -247,8 +266,16 @@ def recipe(
         Path | None, typer.Option(help="Write files below this folder; all experiments if none is named.")
     ] = None,
     names: Annotated[bool, typer.Option("--list", help="Every experiment, and what it is.")] = False,
+    requirements: Annotated[
+        bool, typer.Option("--requirements", help="Count what every table needs and takes, for the page of the book.")
+    ] = False,
 ) -> None:
     """Print all parameters of an experiment's run as YAML, for papermill's -y; or write files for its -f."""
+    if requirements:
+        from itm_lab.publish.requirements_page import write_requirements
+
+        typer.echo(write_requirements(Paths.find().root))
+        return
     from itm_lab.experiments.experiment_files import read_experiments
     from itm_lab.experiments.plan import plan_one, unsearched
 

@@ -35,7 +35,7 @@ def read_notebook(path: Path) -> NotebookNode:
         notebook = v4.reads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise input_error(path, "no such file", "a notebook") from None
-    except (ValueError, AttributeError, KeyError, RecursionError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise input_error(path, f"unreadable JSON ({error})", "a notebook of format 4.5") from None
     if notebook.get("nbformat") != 4 or not isinstance(notebook.get("cells"), list):
         raise input_error(path, f"format {notebook.get('nbformat')}", "a notebook of format 4.5")

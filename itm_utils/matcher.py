@@ -80,8 +80,9 @@ class TensorBatch:
     def __len__(self) -> int:
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, Tensor):
-                return len(value)
+            first = next(iter(value.values()), None) if isinstance(value, dict) else value
+            if isinstance(first, Tensor | TensorBatch):
+                return len(first)
         raise ItmError(f"{type(self).__name__} holds no tensor, so it has no length")
 
     @classmethod
@@ -180,9 +181,6 @@ class PairBatch(TensorBatch):
     texts: TextBatch
     offline: OfflineNegatives = ABSENT
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
 
 @dataclass
 class OfflineNegatives(TensorBatch):
@@ -195,9 +193,6 @@ class OfflineNegatives(TensorBatch):
 
     first: PairBatch
     second: PairBatch = ABSENT
-
-    def __len__(self) -> int:
-        return len(self.first)
 
 
 @dataclass
@@ -218,12 +213,6 @@ class Encoded(TensorBatch):
     extra: dict[str, Tensor] = field(default_factory=dict)
     extra_local: dict[str, Tensor] = field(default_factory=dict)
     lengths: Tensor = field(default=ABSENT, metadata=HOST)
-
-    def __len__(self) -> int:
-        for value in (self.local, self.pooled, *self.extra.values(), *self.extra_local.values()):
-            if value is not None:
-                return len(value)
-        raise ItmError(f"{type(self).__name__} holds no tensor, so it has no length")
 
 
 class Images(Encoded):

@@ -22,7 +22,15 @@ from torch import Tensor
 
 from itm_utils import scoring
 from itm_utils.data.batches import image_batch
-from itm_utils.data.offline import Drawn, OfflineLists, data_facts, draw_offline, read_lists, read_manifest, write_lists
+from itm_utils.data.offline import (
+    Drawn,
+    OfflineLists,
+    data_facts,
+    draw_offline,
+    read_lists,
+    read_lists_manifest,
+    write_lists,
+)
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import ItmError, input_error
 from itm_utils.matcher import Encoded, Images, Matcher, Scores, Texts
@@ -81,7 +89,7 @@ def mine(
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # a second process waits, and reads the lists of the first
         if (folder / "manifest.json").exists():
-            check_same(folder / "manifest.json", read_manifest(folder), facts)
+            check_same(folder / "manifest.json", read_lists_manifest(folder), facts)
             try:
                 return read_lists(folder, split)
             except ItmError as error:  # they are of these facts, and a disk damaged them
@@ -96,11 +104,15 @@ def mine(
     return read_lists(folder, split)
 
 
+def longest_lists(split: PrecompSplit) -> tuple[int, int]:
+    """How many negative captions there are for every image, and how many negative images for every caption."""
+    return split.n_captions - int(np.bincount(split.owner).max()), split.n_images - 1
+
+
 def _check_lengths(split: PrecompSplit, texts: int, images: int) -> None:
     """Check that there are enough negatives to fill every list."""
-    most = {"texts_per_image": split.n_captions - int(np.bincount(split.owner).max()),
-            "images_per_text": split.n_images - 1}  # fmt: skip
-    for (name, available), wanted in zip(most.items(), (texts, images), strict=True):
+    wanted_lengths = {"texts_per_image": texts, "images_per_text": images}
+    for (name, wanted), available in zip(wanted_lengths.items(), longest_lists(split), strict=True):
         if not 1 <= wanted <= available:
             raise input_error(name, str(wanted), f"1 to {available}: split {split.name} has no more negatives for each")
 

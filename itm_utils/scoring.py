@@ -18,6 +18,7 @@ from itm_utils.progress import bar
 
 BUDGET = 512 * 2**20  # bytes of working memory for one block of pairs
 BATCH = 128  # images or captions that go through an encoder at once
+ROWS = 64  # images that a block has at least, if the budget allows it
 
 
 class Captions(Protocol):
@@ -128,6 +129,7 @@ class _Table:
 def block_shape(model: Matcher, images: Images, texts: Texts, budget: int) -> tuple[int, int]:
     """How many images and captions one block may have: nearly square, so that both sides are reused.
 
+    Of expensive pairs a block has many images and few captions: those of a few lengths need little padding.
     budget: bytes; on a CPU the model's tile, if it has one and that is less.
     """
     cost = model.bytes_per_pair(images, texts)
@@ -137,7 +139,7 @@ def block_shape(model: Matcher, images: Images, texts: Texts, budget: int) -> tu
     pairs = budget // cost
     if pairs < 1:
         raise input_error("budget", f"{budget:,} bytes", f"at least {cost:,}, the cost of one pair")
-    rows = min(len(images), max(1, int(pairs**0.5)))
+    rows = min(len(images), max(int(pairs**0.5), min(pairs, ROWS)))
     columns = min(len(texts), max(1, pairs // rows))
     rows = min(len(images), max(1, pairs // columns))
     return rows, columns

@@ -53,13 +53,17 @@ class LedgerPage(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        from itm_lab.publish.ledger_pages import open_ledger, page
+        from itm_lab.publish.ledger_pages import figures, open_ledger, page
 
         self.env.note_reread()  # receipts change without this page changing
         folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
         root = next(folder for folder in folders if (folder / "pyproject.toml").is_file())
+        ledger, images = open_ledger(root), Path(self.env.srcdir, "book/img")
+        images.mkdir(parents=True, exist_ok=True)
+        for name, drawn in figures(ledger, self.arguments[0]).items():
+            (images / name).write_text(drawn, encoding="utf-8")
         parent = nodes.Element()
-        text = StringList(page(open_ledger(root), self.arguments[0]).splitlines())
+        text = StringList(page(ledger, self.arguments[0]).splitlines())
         self.state.nested_parse(text, self.content_offset, parent, match_titles=True)
         return parent.children
 
@@ -130,6 +134,22 @@ class BenchmarkTables(SphinxDirective):
         return parent.children
 
 
+class RequirementsTables(SphinxDirective):
+    """``{requirements-tables}``: what every table of the papers needs, takes and leaves on disk."""
+
+    def run(self) -> list[nodes.Node]:
+        from itm_lab.publish.requirements_page import fragment
+
+        self.env.note_reread()
+        folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
+        root = next(folder for folder in folders if (folder / "pyproject.toml").is_file())
+        parent = nodes.Element()
+        self.state.nested_parse(
+            StringList("\n".join(fragment(root)).splitlines()), self.content_offset, parent, match_titles=True
+        )
+        return parent.children
+
+
 CAPTION = "The layers, top first: a module imports only what stands below it. The numbers are lines."
 
 
@@ -187,6 +207,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("architecture", Architecture)
     app.add_directive("trust-tables", TrustTables)
     app.add_directive("benchmark-tables", BenchmarkTables)
+    app.add_directive("requirements-tables", RequirementsTables)
     app.connect("config-inited", set_buttons)
     app.connect("builder-inited", set_source_branch, priority=900)  # after the theme set its branch
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,11 @@ from itm_lab.data.disk import check_file, counted, gigabytes
 from itm_lab.data.karpathy import BREAKS, MANY_WORDS
 from itm_lab.data.opening import open_vocabulary
 from itm_lab.data.registry import KAGGLE_PAGE, KARPATHY_PAGE, NEEDED, PER_IMAGE, Known
-from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, damaged, verdict
+from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, conclusion, damaged
 from itm_lab.data.scan import Scanned, scan_boxes, scan_features
 from itm_utils.data.precomp import LARGEST_SHARE, PrecompSplit, load_array, open_split, read_captions
 from itm_utils.data.vocabulary import Vocabulary
+from itm_utils.digests import digest_of
 from itm_utils.errors import ItmError
 
 OPTIONAL = {
@@ -33,7 +33,7 @@ def check_dataset(known: Known, name: str, data_root: Path, quick: bool = False)
     if not root.is_dir():
         advice = get_advice(known, name, data_root, "")
         findings = [CheckResult(str(root), MISSING, "no such folder", advice)]
-        return findings, *verdict(f"{known.title} in {root}", findings, "")
+        return findings, *conclusion(f"{known.title} in {root}", findings, "")
     findings, splits, contents = [], {}, {}
     for split in known.images:
         found, opened = check_split(known, name, data_root, split)
@@ -43,16 +43,18 @@ def check_dataset(known: Known, name: str, data_root: Path, quick: bool = False)
                 scanned = scan_features(opened.features.path, opened.repeat)
                 contents[split] = scanned.images
                 found += [*check_features(opened, scanned), *check_boxes(opened)]
-            found += [] if _broken(found) else [fingerprint(opened)]
+            found += [] if quick or _broken(found) else [fingerprint(opened)]
         findings += found
     findings += [check_vocabulary(root, splits.get("train")), *check_between(known, splits, contents)]
-    prints = [split.identity()["fingerprint"] for split in splits.values()] if not _broken(findings) else []
-    print_of_all = hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
+    told = ""
+    if quick:
+        told = "; features were not read"
+    elif not _broken(findings):
+        told = f", fingerprint {fingerprint_of_all(splits)}"
     apart = [split for key, split in splits.items() if key not in known.within]
     images, captions = (sum(getattr(split, n) for split in apart) for n in ("n_images", "n_captions"))
-    whole = f"{counted(images, 'image')}, {counted(captions, 'caption')}, fingerprint {print_of_all}"
-    whole += "; features were not read" if quick else ""
-    return findings, *verdict(f"{known.title} in {root}", findings, whole)
+    whole = f"{counted(images, 'image')}, {counted(captions, 'caption')}{told}"
+    return findings, *conclusion(f"{known.title} in {root}", findings, whole)
 
 
 def _broken(findings: list[CheckResult]) -> bool:
@@ -96,6 +98,11 @@ def check_split(known: Known, name: str, data_root: Path, split: str) -> tuple[l
         file = Path(str(error).split(": found ")[0]).name
         return [damaged(file, error)], None
     return [*describe(known, opened), *check_captions(opened), *check_ids(opened), *check_optional(opened)], opened
+
+
+def fingerprint_of_all(splits: Mapping[str, PrecompSplit]) -> str:
+    """Short digest of the fingerprints of some splits."""
+    return digest_of([split.identity()["fingerprint"] for split in splits.values()])[:16]
 
 
 def fingerprint(split: PrecompSplit) -> CheckResult:

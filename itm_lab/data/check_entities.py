@@ -11,7 +11,7 @@ import numpy as np
 from itm_lab.data.disk import counted
 from itm_lab.data.entities import OUT_OF_IMAGE, entities_grounding, read_boxes
 from itm_lab.data.registry import ENTITIES_FOLDER, ENTITIES_IMAGES, ENTITIES_PAGE, KARPATHY_PAGE, KNOWN
-from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, damaged, verdict
+from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, conclusion, damaged
 from itm_utils.data.phrases import Grounding
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.errors import ItmError
@@ -27,7 +27,7 @@ def check_entities(data_root: Path) -> tuple[list[CheckResult], str, bool]:
     if all(names_of.values()):
         findings += _against_splits(KNOWN["f30k"].root(data_root), folder, names_of)
     common = names_of["Sentences"] & names_of["Annotations"]
-    return findings, *verdict(f"Flickr30K Entities in {folder}", findings, f"{counted(len(common), 'image')}")
+    return findings, *conclusion(f"Flickr30K Entities in {folder}", findings, f"{counted(len(common), 'image')}")
 
 
 def _count(folder: Path, kind: str, names_of: set[str]) -> CheckResult:

@@ -109,11 +109,20 @@ def write_outputs(outputs: Mapping[Path, bytes]) -> list[Path]:
 
 def check_space(folder: Path, needed: int, what: str) -> None:
     """Enough free space for ``needed`` more bytes, before hours of work and not after."""
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(there).free
+    free = free_space(folder)
     if free < needed:
         expected = f"about {gigabytes(needed)} for {what}"
         raise input_error(folder, f"{gigabytes(free)} of free space", expected, "Free some, or choose another disk.")
+
+
+def free_space(folder: Path) -> int:
+    """Bytes that are free on the disk of a folder."""
+    return shutil.disk_usage(existing_folder(folder)).free
+
+
+def existing_folder(folder: Path) -> Path:
+    """A folder, or the closest one above it that is there: the disk on which it will be."""
+    return next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
 
 
 def gigabytes(size: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.text_encoder import BertCaptions, bert_captions, load_text_encoder
-from itm_utils.data.vocabulary import Vocabulary
+from itm_utils.data.vocabulary import Vocabulary, tokenize
 from itm_utils.errors import input_error
 
 VALIDATION_IMAGES = (
@@ -46,8 +47,27 @@ def open_splits(root: Path, evaluated: str) -> list[PrecompSplit]:
 def open_vocabulary(root: Path, train: PrecompSplit) -> Vocabulary:
     """The vocabulary of a dataset folder; one that was made for other captions would read them all as ``<unk>``."""
     vocabulary = Vocabulary.of_folder(root)
-    vocabulary.check_covers(train.captions[:COVERED], root / f"{train.name}_caps.txt")
+    check_covers(vocabulary, train.captions[:COVERED], root / f"{train.name}_caps.txt")
     return vocabulary
+
+
+def check_covers(vocabulary: Vocabulary, captions: Iterable[str], source: str | Path, at_least: float = 0.9) -> None:
+    """Refuse the vocabulary of another dataset.
+
+    A vocabulary made for these captions knows every word that is frequent in them. Known *tokens* would be
+    no test: two caption datasets share most of what is said, and differ in their less frequent words.
+    """
+    counts = Counter(word for caption in captions for word in tokenize(caption))
+    frequent = [word for word, count in counts.items() if count >= 4] or list(counts)
+    missing = [word for word in frequent if word not in vocabulary.word2idx]
+    known = 1 - len(missing) / max(1, len(frequent))
+    if known < at_least:
+        raise input_error(
+            source,
+            f"that the vocabulary knows only {known:.0%} of its frequent words (not {', '.join(missing[:3])})",
+            f"at least {at_least:.0%}",
+            "It was built for another dataset: use the vocabulary that came with these captions.",
+        )
 
 
 def part_of(split: PrecompSplit, part: float) -> PrecompSplit:

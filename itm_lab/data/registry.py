@@ -8,8 +8,11 @@ image five times, its train files do not, so sizes are given as "about".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from itm_utils.errors import input_error
+from itm_utils.metrics.retrieval import Retrieval
 
 KAGGLE = "kuanghueilee/scan-features"
 KAGGLE_PAGE = f"https://www.kaggle.com/datasets/{KAGGLE}"
@@ -80,3 +83,16 @@ KNOWN = {
         within={"test": "testall"},
     ),
 }
+
+
+def coco_protocol(result: Retrieval, split: str) -> Retrieval:
+    """Give a result on COCO's ``testall`` the papers' name: 1K for five folds of 1,000, 5K for all 5,000.
+
+    Size alone does not earn the name: COCO's validation split has 5,000 images too.
+    """
+    names = {"5 folds of 1000": "1K", "all 5000": "5K"}
+    if split != "testall" or result.protocol not in names:
+        raise input_error(
+            "protocol", f"{result.protocol} of split {split}", "all 5,000 images of testall, whole or in 5 folds"
+        )
+    return replace(result, protocol=names[result.protocol])

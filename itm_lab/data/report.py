@@ -39,7 +39,7 @@ def table(findings: Iterable[CheckResult]) -> Iterator[str]:
         yield from advice
 
 
-def verdict(title: str, findings: Iterable[CheckResult], whole: str) -> tuple[str, bool]:
+def conclusion(title: str, findings: Iterable[CheckResult], whole: str) -> tuple[str, bool]:
     """A plain sentence, and whether everything is there and sound. whole: what to say of sound data."""
     count = {state: sum(finding.state == state for finding in findings) for state in (MISSING, DAMAGED)}
     if not any(count.values()):

@@ -31,6 +31,8 @@ from itm_lab.experiments.plan import plan_one
 from itm_lab.experiments.runner import Job
 from itm_lab.parity.comparison import comparing_on
 from itm_lab.parity.reference_cases import run_folder
+from itm_lab.paths import Paths
+from itm_lab.records.checkout import code_of
 from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
@@ -185,16 +187,16 @@ def step_settings(stage: Stage) -> dict[str, Any]:
 
 
 @dataclass
-class Memory:
+class PeakMemory:
     """peak: most bytes in use, of PyTorch's tensors on CUDA, of the whole process on other devices."""
 
     peak: int = 0
 
 
 @contextmanager
-def peak_memory(device: str) -> Iterator[Memory]:
+def peak_memory(device: str) -> Iterator[PeakMemory]:
     """Measure the peak of the block: CUDA counts it; elsewhere it is read every few milliseconds."""
-    memory = Memory()
+    memory = PeakMemory()
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -249,7 +251,7 @@ def write_report(
     facts: Mapping[str, Any] = {
         "format": FORMAT,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit_here(),
+        "commit": code_of(Paths.find_or_none()).label,
         "overrides": list(overrides),
         "machine": machine_facts(device),
         "seconds": round(seconds, 1),
@@ -258,16 +260,6 @@ def write_report(
         "findings": [asdict(finding) for finding in findings],
     }
     write_json(path, facts)
-
-
-def commit_here() -> str | None:
-    """The commit of the checkout that the code comes from; None outside git."""
-    folder = Path(__file__).parent
-    try:
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return asked.stdout.strip() or None
 
 
 def machine_facts(device: str) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 import torch
-from huggingface_hub import try_to_load_from_cache
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
 from itm_lab.data.check import check_dataset
 from itm_lab.data.registry import ENTITIES_FOLDER, ENTITIES_PAGE, KNOWN
 from itm_lab.data.report import MISSING, NOTE, OK, CheckResult
+from itm_lab.experiments.needs import text_encoder_need
 from itm_utils.cache import cache_root
 
 GIGABYTE = 2**30
@@ -95,7 +95,6 @@ def check_data(data_root: Path) -> Iterator[CheckResult]:
 
 def check_text_encoder() -> CheckResult:
     """BERT, which SAEM, MMCA and DCPA read at paper size."""
-    if isinstance(try_to_load_from_cache(TEXT_ENCODER, "config.json"), str):
-        return CheckResult(TEXT_ENCODER, OK, "in the local cache of the model hub")
-    advice = "The first run fetches it, if HF_HUB_OFFLINE is not 1; or give text_encoder=FOLDER, a copy of it."
-    return CheckResult(TEXT_ENCODER, NOTE, "not on this disk; SAEM, MMCA and DCPA need it", advice)
+    need = text_encoder_need(TEXT_ENCODER, Path())
+    state = NOTE if need.unmet else need.state  # other recipes do without
+    return CheckResult(TEXT_ENCODER, state, f"{need.found}; SAEM, MMCA and DCPA need it", need.get)

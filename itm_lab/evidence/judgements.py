@@ -33,18 +33,18 @@ TOPS = (1, 5)
 
 
 @dataclass(frozen=True)
-class Judgements:
+class PairJudgements:
     """Pairs of a split by one definition. judged, right: (i, c) bool; what is right was judged."""
 
     judged: np.ndarray
     right: np.ndarray
 
-    def __or__(self, other: Judgements) -> Judgements:
+    def __or__(self, other: PairJudgements) -> PairJudgements:
         """Judged by either, right if either says so."""
-        return Judgements(self.judged | other.judged, self.right | other.right)
+        return PairJudgements(self.judged | other.judged, self.right | other.right)
 
 
-def read_judgements(folder: str | Path, split: PrecompSplit) -> dict[str, Judgements]:
+def read_judgements(folder: str | Path, split: PrecompSplit) -> dict[str, PairJudgements]:
     """Every definition, and ``either``: right by the crowd or by the experts' majority."""
     pairs = {name: read_pairs(Path(folder) / name, split) for name in (CROWD, EXPERTS)}
     shape = (split.n_images, split.n_captions)
@@ -53,7 +53,7 @@ def read_judgements(folder: str | Path, split: PrecompSplit) -> dict[str, Judgem
         judged, right = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
         for pair, grade in pairs[file].items():
             judged[pair], right[pair] = True, says_right(grade)
-        found[name] = Judgements(judged, right)
+        found[name] = PairJudgements(judged, right)
     return found | {"either": found["crowd"] | found["expert"]}
 
 
@@ -134,23 +134,23 @@ def share(hits: int, of: int) -> dict[str, float | int | None]:
     return {"right": int(hits), "of": int(of), "percent": value, "low": low, "high": high}
 
 
-def negative_pairs(judgements: Judgements, owner: np.ndarray) -> dict[str, float | int | None]:
+def negative_pairs(judgements: PairJudgements, owner: np.ndarray) -> dict[str, float | int | None]:
     """Of the judged pairs that the split counts as wrong: how many are right."""
     return called_right(judgements, ~own_pairs(judgements, owner))
 
 
-def own_pairs(judgements: Judgements, owner: np.ndarray) -> np.ndarray:
+def own_pairs(judgements: PairJudgements, owner: np.ndarray) -> np.ndarray:
     """(i, c) True where a caption was written for the image."""
     return np.asarray(owner)[None, :] == np.arange(len(judgements.judged))[:, None]
 
 
-def called_right(judgements: Judgements, pairs: np.ndarray) -> dict[str, float | int | None]:
+def called_right(judgements: PairJudgements, pairs: np.ndarray) -> dict[str, float | int | None]:
     """Of these pairs, as far as they were judged, how many are right. pairs: (i, c) True for those asked about."""
     judged = judgements.judged & pairs
     return share(int((judged & judgements.right).sum()), int(judged.sum()))
 
 
-def audit(scores: Scores, owner: np.ndarray, judgements: Judgements, columns: np.ndarray) -> dict[str, dict]:
+def audit(scores: Scores, owner: np.ndarray, judgements: PairJudgements, columns: np.ndarray) -> dict[str, dict]:
     """Both directions, among some captions: see :func:`audit_ranking`.
 
     columns: the captions that somebody judged. Others are no queries and no candidates: nobody could say of their
@@ -201,7 +201,7 @@ def _by_rank(own: np.ndarray, judged: np.ndarray, right: np.ndarray) -> list[dic
     return bands
 
 
-def numbering(scores: Scores, split: PrecompSplit, judgements: Judgements) -> dict[str, float]:
+def numbering(scores: Scores, split: PrecompSplit, judgements: PairJudgements) -> dict[str, float]:
     """Whether ``#2`` is the third caption here too: how well scores tell right from wrong judged pairs, by number.
 
     For each number, the judgements are laid on the captions with that number, and the chance is given that a pair
@@ -250,7 +250,7 @@ def audit_runs(split: PrecompSplit, folder: str | Path, runs: Mapping[str, Score
     }
 
 
-def agreement(judgements: Mapping[str, Judgements], owner: np.ndarray) -> dict[str, int]:
+def agreement(judgements: Mapping[str, PairJudgements], owner: np.ndarray) -> dict[str, int]:
     """Negative pairs that both groups judged, by who calls them right."""
     crowd, expert = judgements["crowd"], judgements["expert"]
     both = crowd.judged & expert.judged & ~own_pairs(crowd, owner)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from itm_lab.records.receipts import Evidence
+from itm_lab.records.bootstrap import bootstrap_intervals
+from itm_lab.records.checkout import git
+from itm_lab.records.receipts import Evidence, is_old_protocol
 from itm_utils.errors import input_error
-from itm_utils.metrics.retrieval import Ranks, bootstrap_intervals, five_captions_each
+from itm_utils.metrics.retrieval import Ranks, five_captions_each
 
 CLOCKS = timedelta(hours=1)  # how far another machine's clock may be ahead
 
@@ -56,17 +57,10 @@ def check_circumstances(root: Path, receipt: Mapping[str, Any], path: Path) -> N
     if (when if when.tzinfo else when.replace(tzinfo=UTC)) > datetime.now(UTC) + CLOCKS:
         raise input_error(path, f"finished: {finished}", "a date that is not in the future")
     commit = (receipt["run"]["commit"] or "").removesuffix("+")
-    if commit and _git(root, "rev-parse", "--is-shallow-repository") == "false":
-        known = len(commit) == 40 and commit.isalnum() and _git(root, "cat-file", "-t", commit) == "commit"
+    if not commit and not is_old_protocol(receipt) and git(root, "rev-parse", "HEAD"):
+        raise input_error(path, "no commit", "that of the code it was made with", "Run it inside a checkout with git.")
+    if commit and git(root, "rev-parse", "--is-shallow-repository") == "false":
+        known = len(commit) == 40 and commit.isalnum() and git(root, "cat-file", "-t", commit) == "commit"
         if not known:
             hint = "Fetch the branch that it was run on."
             raise input_error(path, f"commit {commit[:12]}", "a commit of this repository", hint)
-
-
-def _git(root: Path, *call: str) -> str | None:
-    """What git prints; None where it fails or there is none."""
-    try:
-        done = subprocess.run(["git", *call], cwd=root, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

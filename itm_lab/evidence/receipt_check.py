@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from itm_lab.evidence.ledger import Ledger
 from itm_lab.evidence.rank_check import check_circumstances, check_intervals, check_ranks
-from itm_lab.experiments.experiment_files import read_experiments
+from itm_lab.experiments.experiment_files import Experiment, read_experiments
+from itm_lab.experiments.plan import plan
 from itm_lab.records.parameters import settings_of
-from itm_lab.records.receipts import Identities, read_evidence, read_named_receipt, read_receipt, receipt_path
+from itm_lab.records.receipts import (
+    Identities,
+    counts_as_evidence,
+    is_old_protocol,
+    read_evidence,
+    read_named_receipt,
+    read_receipt,
+    receipt_path,
+)
 from itm_utils.errors import input_error
 
 SET_ASIDE = "set_aside"  # receipts that no table or verdict reads, with the reason beside them
-SAMPLED = 40  # of so many committed receipts one has its intervals computed again: 50 ms each
+SAMPLED = 40  # of so many receipts of the old protocol one has its intervals computed again: 50 ms each
 
 
 def check_folder(root: Path) -> str:
     """One line about all receipts of a checkout; the first that may not be there raises its problem.
 
     Each lies where its content says, once; it fits its seal and its ranks; no two seeds of a variant have the same ranks.
+    Those of today's protocol also have the intervals of their ranks, the settings of their experiment, a commit of this
+    repository, and ranks that no other variant has.
     """
-    ledger, identities = Ledger(root), Identities()
+    ledger, identities, variants = Ledger(root), Identities(), VariantRanks(root)
     folder = ledger.paths.receipts
     paths = [path for path in sorted(folder.rglob("*.json")) if SET_ASIDE not in path.relative_to(folder).parts]
     for number, path in enumerate(paths):
         receipt = read_named_receipt(path, folder)
         identities.add(receipt, path)
+        new = not is_old_protocol(receipt)
         if receipt["ranks"] is not None:
             check_ranks(receipt, evidence := read_evidence(path), path)
-            if number % SAMPLED == 0:
+            if new or number % SAMPLED == 0:
                 check_intervals(receipt, evidence, path)
+        if new:
+            variants.add(receipt, path)
+            check_circumstances(root, receipt, path)
+            check_settings(ledger, receipt, path)
     counted = sum(len(runs) for runs in ledger.receipts.values())  # reading them checks data and number of images
     return f"{folder}: {len(paths)} receipts good; {counted} of them on a test split that verdicts speak of"
 
@@ -57,6 +74,9 @@ def check_one(ledger: Ledger, path: Path) -> str:
     check_circumstances(ledger.root, receipt, path)
     check_fingerprint(ledger, receipt, path)
     check_settings(ledger, receipt, path)
+    ledger.check_seed(receipt, place, path)
+    if reason := counts_as_evidence(receipt):
+        raise input_error(path, f"a run that verdicts do not count: {reason}", "a run from a clean checkout")
     present = ledger.rules_for(receipt["chapter"], receipt["variant"])
     for claim in sorted(present.keys() | receipt["rules"].keys()):
         if receipt["rules"].get(claim) != present.get(claim):
@@ -73,6 +93,8 @@ def check_fingerprint(ledger: Ledger, receipt: Mapping[str, Any], path: Path) ->
     place = ledger.place(receipt, path)
     for (_, _, dataset), runs in ledger.receipts.items():
         for known, other in runs.values() if dataset == place else ():
+            if is_old_protocol(other) != is_old_protocol(receipt):
+                continue  # their fingerprints were computed in different ways
             if other["dataset"]["fingerprint"] != receipt["dataset"]["fingerprint"]:
                 raise input_error(
                     path, "another fingerprint of its data", f"that of {known.name}", "These are other data."
@@ -93,12 +115,63 @@ def check_settings(ledger: Ledger, receipt: Mapping[str, Any], path: Path) -> No
         if unknown := [member for member in members if member not in known]:
             raise input_error(path, f"the member {unknown[0]!r}", f"variants of {where}")
         return
-    if variant not in known:
+    plain, changes = named_changes(receipt)
+    if plain not in known:
         raise input_error(
-            path, f"the variant {variant}", f"one of {where}: {', '.join(sorted(known)) or 'there are none'}"
+            path, f"the variant {plain}", f"one of {where}: {', '.join(sorted(known)) or 'there are none'}"
         )
-    wanted, found = settings_of(known[variant].values()), receipt["parameters"]
+    wanted, found = settings_asked(ledger, known[plain], receipt["seed"], changes), receipt["parameters"]
     for name in sorted(wanted.keys() | found.keys()):
         if found.get(name) != wanted.get(name):
-            right = f"{wanted.get(name)!r} as in {known[variant].name}"
+            right = f"{wanted.get(name)!r} as in {known[plain].name}"
             raise input_error(path, f"{name} = {found.get(name)!r}", right, "Other settings are another variant.")
+
+
+def named_changes(receipt: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The variant of a run, and what its name says was changed: ``SCAN t2i AVG learning_rate=0.01`` on dev.
+
+    On a test split nothing may be: a changed variant is none of an experiment.
+    """
+    if receipt["dataset"]["split"] != "dev":
+        return receipt["variant"], []
+    plain, *changes = re.split(r" (?=[a-z][a-z0-9_]*=)", receipt["variant"])
+    return plain, [*changes, "evaluate_on=dev"]
+
+
+def settings_asked(ledger: Ledger, experiment: Experiment, seed: int, changes: list[str]) -> dict[str, Any]:
+    """The parameters that `itm run` gives a run of an experiment, with what searches chose for it."""
+    (job,) = plan(ledger.root, [experiment.name], "", str(seed), changes, [], None, ledger.paths.receipts)
+    return settings_of(job.parameters)
+
+
+class VariantRanks:
+    """Ranks seen so far: no two variants of a chapter have the same on one dataset, or a setting changes nothing."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._seen: dict[tuple[Any, ...], tuple[Mapping[str, Any], Path]] = {}
+
+    def add(self, receipt: Mapping[str, Any], path: Path) -> None:
+        """Refuse ranks that another variant has, unless its experiment says so, or both are one run on dev.
+
+        A search names a run by what it tries, also where that is the default.
+        """
+        data = receipt["dataset"]
+        place = receipt["chapter"], data["name"], data["split"], receipt["protocol"], receipt["ranks"]
+        other, known = self._seen.setdefault(place, (receipt, path))
+        if receipt["ranks"] is None or other["variant"] == receipt["variant"]:
+            return
+        if data["split"] == "dev" and other["parameters"] == receipt["parameters"]:
+            return
+        if not self.allowed(receipt, other):
+            hint = "A setting that changes nothing? Run it again, or name the variant under same_ranks_as."
+            raise input_error(path, f"the ranks of {known.name}", "other ranks for another variant", hint)
+
+    def allowed(self, receipt: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Whether the experiment of one of two receipts names that of the other."""
+        known = read_experiments(self.root, receipt["chapter"].partition("_")[2])
+        names = [
+            {name for name, one in known.items() if one.settings["variant"] == named_changes(found)[0]}
+            for found in (receipt, other)
+        ]
+        return any(set(known[name].alike) & theirs for mine, theirs in (names, names[::-1]) for name in mine)

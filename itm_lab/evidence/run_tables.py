@@ -11,7 +11,7 @@ import numpy as np
 
 from itm_lab.evidence.statistics import seed_interval
 from itm_lab.experiments.runner import TableRow
-from itm_lab.records.receipts import read_receipt
+from itm_lab.records.receipts import is_old_protocol, read_named_receipt
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
 
@@ -22,7 +22,8 @@ def table_of(results: Path, wanted: list[TableRow]) -> Iterator[str]:
     for row in wanted:
         place = row.dataset["name"] + (" dev" if row.dataset["split"] == "dev" else "")
         for receipt in row.receipts(results):
-            found[row.chapter, row.variant, place, receipt["protocol"]].append(receipt)
+            age = ", old protocol" if is_old_protocol(receipt) else ""
+            found[row.chapter, row.variant, place, receipt["protocol"] + age].append(receipt)
     if found:
         yield f"{'':36}  i2t R@1   R@5  R@10   t2i R@1   R@5  R@10    rsum"
     for (_, variant, place, protocol), receipts in found.items():
@@ -40,7 +41,8 @@ def compared(results: Path, committed: Path) -> Iterator[str]:
     for path in sorted(results.glob("*/*.json")):
         other = committed / path.relative_to(results)
         if other.exists():
-            values = [read_receipt(one)["metrics"]["rsum"]["value"] for one in (path, other)]
+            both = read_named_receipt(path, results), read_named_receipt(other, committed)
+            values = [receipt["metrics"]["rsum"]["value"] for receipt in both]
             differences[path.stem] = abs(values[0] - values[1])
     if differences:
         worst = max(differences, key=lambda name: differences[name])

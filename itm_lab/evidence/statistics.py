@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, stats
 
+from itm_lab.records.bootstrap import resampled_recalls
 from itm_utils.errors import input_error
-from itm_utils.metrics.retrieval import CUTOFFS, Ranks, resampled_recalls, summarise
+from itm_utils.metrics.retrieval import CUTOFFS, Ranks, summarise
 
 
 class Interval(NamedTuple):
@@ -29,6 +31,28 @@ class Interval(NamedTuple):
     @property
     def halfwidth(self) -> float:
         return (self.high - self.low) / 2
+
+
+class Estimate(NamedTuple):
+    """An interval with what its quantile was taken from: Student's distribution with so many degrees of freedom.
+
+    inf: a normal distribution. level: that of the interval.
+    """
+
+    interval: Interval
+    freedom: float
+    level: float = 0.95
+
+    @property
+    def error(self) -> float:
+        """Standard error of the value."""
+        return self.interval.halfwidth / float(stats.t.ppf((1 + self.level) / 2, self.freedom))
+
+    def p(self, bound: float) -> float:
+        """Two-sided p of "the value is ``bound``"."""
+        if self.interval.halfwidth == 0:
+            return 0.0 if self.interval.value != bound else 1.0
+        return float(2 * stats.t.sf(abs(self.interval.value - bound) / self.error, self.freedom))
 
 
 def paired_bootstrap(
@@ -68,6 +92,11 @@ def seed_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> 
     mean = float(runs.mean())
     half = float(stats.t.interval(level, len(runs) - 1, scale=stats.sem(runs))[1]) if runs.std() else 0.0
     return Interval(mean, mean - half, mean + half)
+
+
+def seed_estimate(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Estimate:
+    """Mean over training seeds with Student's interval and its degrees of freedom."""
+    return Estimate(seed_interval(values, level), len(values) - 1, level)
 
 
 def paired_seeds(values_a: Sequence[float], values_b: Sequence[float], level: float = 0.95) -> Interval:
@@ -134,6 +163,11 @@ def image_contributions(ranks: Ranks, owner: np.ndarray, metric: str = "rsum") -
 
 
 def two_way_bootstrap(differences: np.ndarray, level: float = 0.95, samples: int = 2000, seed: int = 0) -> Interval:
+    """Mean difference with an interval over training seeds *and* test images (:func:`two_way_estimate`)."""
+    return two_way_estimate(differences, level, samples, seed).interval
+
+
+def two_way_estimate(differences: np.ndarray, level: float = 0.95, samples: int = 2000, seed: int = 0) -> Estimate:
     """Mean difference with an interval over training seeds *and* test images: would other seeds, tested on other
     images, say the same?
 
@@ -147,9 +181,7 @@ def two_way_bootstrap(differences: np.ndarray, level: float = 0.95, samples: int
     if table.ndim != 2 or table.shape[0] < 2 or table.shape[1] < 2:
         raise input_error("differences", f"shape {table.shape}", "(seeds, images), at least two of each")
     seeds, images = table.shape
-    random = np.random.default_rng(seed)
-    of_images = random.multinomial(images, np.full(images, 1 / images), size=samples) / images
-    of_seeds = random.multinomial(seeds, np.full(seeds, 1 / seeds), size=samples) / seeds
+    of_images, of_seeds = _drawn(images, seeds, samples, seed)
     by_seed = of_images @ table.T  # (samples, s): each seed's mean on the images that were drawn
     common = by_seed.mean(axis=1)
     stretched = (of_seeds * (by_seed - common[:, None])).sum(axis=1) * math.sqrt(seeds / (seeds - 1))
@@ -157,19 +189,25 @@ def two_way_bootstrap(differences: np.ndarray, level: float = 0.95, samples: int
     of_seed, of_image = table.mean(axis=1).var(ddof=1) / seeds, table.mean(axis=0).var(ddof=1) / images
     mean = float(table.mean())
     if of_seed + of_image < 1e-12:
-        return Interval(mean, mean, mean)
+        return Estimate(Interval(mean, mean, mean), math.inf, level)
     freedom = (of_seed + of_image) ** 2 / (of_seed**2 / (seeds - 1) + of_image**2 / (images - 1))
     half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
-    return Interval(mean, mean - half, mean + half)
+    return Estimate(Interval(mean, mean - half, mean + half), float(freedom), level)
+
+
+@lru_cache(maxsize=4)
+def _drawn(images: int, seeds: int, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of the images (samples, i) and of the seeds (samples, s) in every sample: drawn once for all comparisons."""
+    random = np.random.default_rng(seed)
+    of_images = random.multinomial(images, np.full(images, 1 / images), size=samples) / images
+    of_seeds = random.multinomial(seeds, np.full(seeds, 1 / seeds), size=samples) / seeds
+    return of_images, of_seeds
 
 
 def p_value(interval: Interval, bound: float = 0.0, level: float = 0.95) -> float:
     """Two-sided p of "the difference is ``bound``", from an interval of this level (normal approximation)."""
     _check_level(level)
-    if interval.halfwidth == 0:
-        return 0.0 if interval.value != bound else 1.0
-    error = interval.halfwidth / _normal(level)
-    return float(2 * stats.norm.sf(abs(interval.value - bound) / error))
+    return Estimate(interval, math.inf, level).p(bound)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

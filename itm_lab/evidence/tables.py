@@ -11,7 +11,8 @@ import yaml
 from itm_lab.evidence.chance import chance_beside
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.paths import Paths
-from itm_lab.records.receipts import read_named_receipt, variant_receipts
+from itm_lab.records.collapse import NUMBERS
+from itm_lab.records.receipts import is_old_protocol, read_named_receipt, variant_receipts
 
 
 def lab_table(
@@ -19,20 +20,60 @@ def lab_table(
 ) -> dict[str, Interval]:
     """Print one line a variant: its mean over these seeds with Student's interval; return what was printed.
 
+    One seed has no interval: its value stands alone, and both ends of what is returned are the value.
+
     variants: variant → chapter that trains it. A variant without receipts of all these seeds is printed as not run, and is left
-    out of what is returned.
+    out of what is returned. Where one variant has receipts of today's protocol, the others that have only old ones say so and
+    are left out too: two protocols are never compared.
     """
     wanted, rows = set(seeds), {}
     room = max(map(len, variants))
-    for variant, chapter in variants.items():
-        found = [receipt for receipt in variant_receipts(chapter, variant, dataset) if receipt["seed"] in wanted]
+    every = {name: of_one_protocol(variant_receipts(chapter, name, dataset)) for name, chapter in variants.items()}
+    mixed = len({is_old_protocol(known[0]) for known in every.values() if known}) > 1
+    for variant, known in every.items():
+        if mixed and known and is_old_protocol(known[0]):
+            print(f"{variant:{room}}  old protocol, not compared")
+            continue
+        found = [receipt for receipt in known if receipt["seed"] in wanted]
         if len(found) < len(wanted):
             print(f"{variant:{room}}  not run yet ({len(found)} of {len(wanted)} seeds)")
             continue
-        rows[variant] = seed_interval([receipt["metrics"][metric]["value"] for receipt in found])
+        values = [receipt["metrics"][metric]["value"] for receipt in found]
+        row = rows[variant] = seed_interval(values) if len(values) > 1 else Interval(*3 * values)
+        spread = f"[{row.low:.1f}, {row.high:.1f}]" if len(values) > 1 else "(one seed)"
         models = "two models" if found[0]["models"] == 2 else "one model"
-        shown = f"{rows[variant].value:5.1f}  [{rows[variant].low:.1f}, {rows[variant].high:.1f}]  {models}"
+        shown = f"{row.value:5.1f}  {spread}  {models}"
         print(f"{variant:{room}}  {metric} {shown}{chance_beside(metric, found)}")
+    return rows
+
+
+def of_one_protocol(receipts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The receipts of today's protocol, where there are any; else the old ones."""
+    return [receipt for receipt in receipts if not is_old_protocol(receipt)] or receipts
+
+
+def collapse_means(receipts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """What it is → mean over receipts of each number in which a collapse shows; empty for receipts without them.
+
+    Receipts written before these numbers were recorded have none; they take no part in a mean.
+    """
+    listed = [receipt["metrics"] for receipt in receipts]
+    found = {what: [one[name]["value"] for one in listed if name in one] for name, what in NUMBERS.items()}
+    return {what: sum(values) / len(values) for what, values in found.items() if values}
+
+
+def collapse_table(variants: Mapping[str, str], dataset: str = "scenes") -> dict[str, dict[str, float]]:
+    """Print one line a variant with receipts: the numbers in which a collapse shows; return those that have them.
+
+    variants: variant → chapter that trains it.
+    """
+    rows, room = {}, max(map(len, variants), default=0)
+    for variant, chapter in variants.items():
+        if receipts := variant_receipts(chapter, variant, dataset):
+            found = collapse_means(receipts)
+            told = "; ".join(f"{what} {value:.3g}" for what, value in found.items())
+            print(f"{variant:{room}}  {told or 'not recorded by these runs'}")
+            rows |= {variant: found} if found else {}
     return rows
 
 

@@ -112,6 +112,13 @@ def is_shared(stage: Stage) -> bool:
     return stage.mines or stage.name == "intra"
 
 
+def shared_folder(job: Job, stage: Stage) -> str:
+    """The folder of a stage that runs share, from the repository on; empty where a run has it for itself."""
+    if not is_shared(stage) or not (folder := job.parameters.get("round_one" if stage.mines else "stage_one")):
+        return ""
+    return str(job.root / folder.format(seed=job.seed))
+
+
 def comparable(thing: Any) -> Any:
     """An objective or configuration as plain values: two of the same settings are equal."""
     if thing is None or isinstance(thing, str | int | float):

@@ -20,7 +20,7 @@ from itm_lab.experiments.chain import linked
 from itm_lab.experiments.experiment_files import Experiment, Select
 from itm_lab.experiments.runner import SEARCH_SEED, Job, expected_receipt, grid_jobs, make_jobs, setting_jobs
 from itm_lab.records.parameters import settings_of
-from itm_lab.records.receipts import read_receipt
+from itm_lab.records.receipts import read_named_receipt
 from itm_utils.errors import input_error
 from itm_utils.files import write_json
 
@@ -106,7 +106,7 @@ class Selection(NamedTuple):
             known = {name: record[name] for name in self.about()}
             runs = [(run["setting"], run[JUDGED_BY]) for run in record["runs"]]
             consistent = chosen_setting(runs, bool(self.select.settings)) == record["chosen"]
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise input_error(path, f"no record of a choice ({error!r})", "what `itm run` wrote") from None
         if not consistent:
             raise input_error(path, "another choice than its runs give", "a record as `itm run` wrote it")
@@ -135,7 +135,7 @@ class Selection(NamedTuple):
 
     def result(self, job: Job, results: Path) -> dict[str, Any]:
         """What the record says of one run; the seal names its receipt."""
-        receipt = read_receipt(expected_receipt(job, results))
+        receipt = read_named_receipt(expected_receipt(job, results), results)
         setting = {name: job.parameters[name] for name in self.select.grid}
         return {
             "seed": job.seed,
@@ -147,7 +147,9 @@ class Selection(NamedTuple):
     def chosen(self, results: Path) -> Experiment:
         """The experiment with the recorded choice; as its file describes it where there is none yet."""
         found = self.recorded(results)
-        return replace(self.experiment, settings=self.experiment.settings | found) if found else self.experiment
+        if not found:
+            return self.experiment
+        return replace(self.experiment, settings=self.experiment.settings | found, record=str(self.path(results)))
 
 
 def search_runs(selections: Iterable[Selection]) -> list[Job]:

@@ -24,13 +24,15 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from itm_lab.data.opening import open_splits
-from itm_lab.experiments.runner import Job
+from itm_lab.experiments.chain import shared_folder
+from itm_lab.experiments.kept_counts import keep_count, read_count
+from itm_lab.experiments.runner import Job, open_data
+from itm_lab.experiments.shapes import WithoutDraws
 from itm_lab.records.receipts import read_receipt
+from itm_utils.cache import cache_root
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import input_error
 from itm_utils.matcher import Encoded, ImageBatch, Matcher, OfflineNegatives, PairBatch, TextBatch
@@ -47,6 +49,7 @@ BERT_TOKEN = 12 * 24 * 768**2  # operations of BERT base per token: 12 layers of
 TIMED, WARM_UP = 5, 2  # training steps of which --measure takes the median, and steps before them
 FEW = 3  # pairs of a counted step, besides the random negatives that its objective draws per pair
 LARGE = 2**20  # numbers of a weight from which on it and its gradient stay without values
+READ_BY_ENCODER = ("evaluate_on", "text_encoder", "text_layers", "max_tokens", "public_padding")
 BLOCK = 4  # images and captions of a counted block of scores
 
 
@@ -74,26 +77,108 @@ PUBLISHED = {
 }
 
 
-def described(jobs: list[Job], gpu: str, results: Path, measure: bool = False) -> Iterator[str]:
-    """The plan in lines: for photographs from counted arithmetic, for Scenes from earlier receipts.
+class RunCost(NamedTuple):
+    """What a run costs. operations: in matrix products. held: bytes on the GPU.
+
+    seconds, written: of each training or folder, so that what runs share is added up once: folder → seconds or bytes.
+    speeds: operations a second of each stage as its timed steps reached them; empty where they are guessed.
+    """
+
+    steps: int
+    operations: float
+    held: float
+    seconds: dict[str, float]
+    written: dict[str, float]
+    speeds: tuple[float, ...]
+    assumed: bool
+
+    def on(self, gpu: str) -> str:
+        """In a line. gpu: the one that the plan is for."""
+        memory, time_taken = GPUS[gpu][1], duration(sum(self.seconds.values()))
+        fits = "" if self.speeds or self.held < memory * 2**30 else f", more than the {memory} GiB of it"
+        said = f"{self.steps:,} steps, {self.operations:.1e} operations in matrix products, "
+        said += f"about {self.held / 2**30:.1f} GiB{fits}, at most {sum(self.written.values()) / 1e9:.1f} GB on disk, "
+        source = "sizes as published" if self.assumed else "sizes of the data"
+        if self.speeds:
+            reached = " and ".join(f"{speed / 1e12:.2g}" for speed in self.speeds)
+            said += f"about {time_taken} on {device_name()}: timed steps reach {reached} · 10^12 operations a second"
+            return f"{said} ({source})"
+        return (
+            f"{said}at least {time_taken} on one {gpu} if they reach {USED:.0%} of its peak ({source}; reading data and "
+            "small operations come on top; the share of the peak is a guess, --measure times steps instead)"
+        )
+
+
+class Costs:
+    """The costs of runs on photographs, counted when they are first asked for: seeds of an experiment cost the same.
 
     measure: time a few training steps of each on this machine, rather than assume how fast the GPU is.
     """
-    if gpu not in GPUS:
-        raise input_error("--gpu", repr(gpu), f"one of {', '.join(GPUS)}")
-    seconds, costs = 0.0, {}  # seeds of an experiment cost the same: counted once
+
+    def __init__(self, gpu: str, measure: bool = False) -> None:
+        if gpu not in GPUS:
+            raise input_error("--gpu", repr(gpu), f"one of {', '.join(GPUS)}")
+        self.gpu, self.measure = gpu, measure
+        self.counted: dict[tuple[Any, ...], tuple[Sizes, list[StageCost], tuple[float, ...]]] = {}
+
+    def of(self, job: Job) -> RunCost:
+        settings = cost_key(job)
+        if settings not in self.counted:
+            sizes = sizes_of(job)
+            parts = stage_costs(job, sizes)
+            steps = [part.step for part in parts] if self.measure else []
+            speeds = tuple(measured(job, number, sizes, step) for number, step in enumerate(steps))
+            self.counted[settings] = sizes, parts, speeds
+        return run_cost(job, *self.counted[settings], GPUS[self.gpu][0] * 1e12 * USED)
+
+    def together(self, jobs: Iterable[Job]) -> tuple[float, float]:
+        """Seconds and bytes of several runs: what they share is trained, mined and kept once."""
+        seconds: dict[str, float] = {}
+        written: dict[str, float] = {}
+        for job in jobs:
+            found = self.of(job)
+            seconds, written = seconds | found.seconds, written | found.written
+        return sum(seconds.values()), sum(written.values())
+
+
+def cost_key(job: Job) -> tuple[Any, ...]:
+    """Equal for two runs that cost the same: of a number with a fraction only whether it is 0 counts, but for the data."""
+    given = {name: value for name, value in job.parameters.items() if name not in ("seed", "run_dir", "variant")}
+    return job.experiment.chapter, job.parameters.get("train_fraction"), described_by(given)
+
+
+def run_cost(job: Job, sizes: Sizes, parts: list[StageCost], speeds: tuple[float, ...], guessed: float) -> RunCost:
+    """From what was counted. guessed: operations a second where no step was timed."""
+    states, reached = states_operations(job, sizes), speeds or (guessed,) * len(parts)
+    seconds = {stage_folder(job, part.stage): part.total / speed for part, speed in zip(parts, reached, strict=True)}
+    if states:
+        seconds[states_folder(job)] = states / max(reached)
+    return RunCost(
+        steps=sum(part.steps for part in parts),
+        operations=states + sum(part.total for part in parts),
+        held=max(part.held for part in parts),
+        seconds=seconds,
+        written=written(job, sizes, [(part.stage, part.weights) for part in parts], parts[-1].rates.decoupled),
+        speeds=speeds,
+        assumed=sizes.assumed,
+    )
+
+
+def described(jobs: list[Job], costs: Costs, results: Path) -> Iterator[str]:
+    """The plan in lines: for photographs from counted arithmetic, for Scenes from earlier receipts."""
+    seconds, photographs = 0.0, [job for job in jobs if job.parameters["dataset"] != "scenes"]
     for job in jobs:
         if job.parameters["dataset"] == "scenes":
             known = seconds_of(job, results)
             seconds += known or 0
             yield f"{job.label}: " + (f"about {known:.0f} s of training on a CPU" if known else "never run before")
         else:
-            settings = tuple((k, v) for k, v in job.parameters.items() if k not in ("seed", "run_dir"))
-            if settings not in costs:
-                costs[settings] = cost(job, gpu, measure)
-            yield f"{job.label}: {costs[settings]}"
+            yield f"{job.label}: {costs.of(job).on(costs.gpu)}"
     if seconds:
         yield f"in all about {seconds / 60:.0f} min of training, by the receipts of earlier runs; two side by side halve it"
+    if len(photographs) > 1:
+        time_taken, size = costs.together(photographs)
+        yield f"in all {duration(time_taken)} and at most {size / 1e9:.1f} GB on disk; what runs share counts once"
     yield f"{len(jobs)} runs planned, none started"
 
 
@@ -106,30 +191,6 @@ def seconds_of(job: Job, results: Path) -> float | None:
     return None
 
 
-def cost(job: Job, gpu: str, measure: bool = False) -> str:
-    """Arithmetic, memory, disk and hours of a run."""
-    sizes, (peak, memory) = sizes_of(job), GPUS[gpu]
-    parts = stage_costs(job, sizes)
-    speeds = [peak * 1e12 * USED] * len(parts)
-    if measure:
-        speeds = [measured(job, number, sizes, part.step) for number, part in enumerate(parts)]
-    states = states_operations(job, sizes)
-    total, held = states + sum(part.total for part in parts), max(part.held for part in parts)
-    seconds = states / max(speeds) + sum(part.total / speed for part, speed in zip(parts, speeds, strict=True))
-    said = f"{sum(part.steps for part in parts):,} steps, {total:.1e} operations in matrix products, "
-    fits = "" if measure or held < memory * 2**30 else f", more than the {memory} GiB of it"
-    said += f"about {held / 2**30:.1f} GiB{fits}, at most {disk(job, sizes, parts) / 1e9:.1f} GB on disk, "
-    source = "sizes as published" if sizes.assumed else "sizes of the data"
-    if measure:
-        reached = " and ".join(f"{speed / 1e12:.2g}" for speed in speeds)
-        said += f"about {duration(seconds)} on {device_name()}: timed steps reach {reached} · 10^12 operations a second"
-        return f"{said} ({source})"
-    return (
-        f"{said}at least {duration(seconds)} on one {gpu} if they reach {USED:.0%} of its peak ({source}; reading data "
-        "and small operations come on top; the share of the peak is a guess, --measure times steps instead)"
-    )
-
-
 def duration(seconds: float) -> str:
     """In hours, or in minutes if it is less than one."""
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, round(seconds / 60))} min"
@@ -139,7 +200,7 @@ def sizes_of(job: Job) -> Sizes:
     """From the data if it is there, else from what is published about a dataset of that name."""
     folder, part = job.data, job.parameters.get("train_fraction", 1.0)
     if folder.is_dir():
-        train, dev, test = open_splits(folder, job.parameters["evaluate_on"])
+        train, dev, test = open_data(folder, job.parameters["evaluate_on"])
         sizes = Sizes(
             images=train.n_images, captions=train.n_captions, dev_images=dev.n_images, dev_captions=dev.n_captions,
             test_images=test.n_images, test_captions=test.n_captions,
@@ -207,7 +268,7 @@ def make_stages(job: Job, shape: Shape, device: str) -> list[Stage]:
     return stages
 
 
-class OperationCounter(TorchDispatchMode):
+class OperationCounter(WithoutDraws):
     """Counts the operations of matrix products by PyTorch's own formulas (``flop_registry``), and does not compute them.
 
     A product, like an initialisation, gives one number everywhere: which operations run, and on what shapes, is all that a
@@ -217,31 +278,30 @@ class OperationCounter(TorchDispatchMode):
 
     aten = torch.ops.aten
     MATRICES: ClassVar = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
-    DRAWS: ClassVar = {aten.uniform_, aten.normal_}
+    PRODUCTS: ClassVar = {2: flop_registry[aten.mm].__wrapped__, 3: flop_registry[aten.bmm].__wrapped__}
 
     def __init__(self, weights: Iterable[torch.Size] = ()) -> None:
         super().__init__()
         self.operations, self.weights = 0, {shape for one in weights for shape in (tuple(one), tuple(one)[::-1])}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: PyTorch need not import its compiler (1.5 s) to leave this mode out of it."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, operation = kwargs or {}, func._overloadpacket
         if operation in flop_registry:
             result = self.shaped(func, args, kwargs)
-            self.operations += flop_registry[operation](*args, **kwargs, out_val=result)
+            if operation in self.MATRICES:  # their formula alone: what prepares other arguments for it takes longer
+                left, right = args[-2:]
+                self.operations += self.PRODUCTS[left.dim()](left.shape, right.shape)
+            else:
+                self.operations += flop_registry[operation](*args, **kwargs, out_val=result)
             return result
-        if operation in self.DRAWS and not args[0].is_meta:
-            return args[0].fill_(0.01) if args[0].numel() < 4 * LARGE else args[0]
+        if operation in self.DRAWS:
+            few = not args[0].is_meta and args[0].numel() < 4 * LARGE
+            return args[0].fill_(0.01) if few else args[0]
         if operation is self.aten.add and is_shared(args[0]) and args[0].shape in self.weights:
             return args[0]  # the sum of two gradients of one weight
         if operation is self.aten.mkldnn_rnn_layer:
-            raise NotImplementedError(
-                "an LSTM on the CPU is one operation without a formula: its products are not counted"
-            )
+            found = "an LSTM, which on the CPU is one operation without a formula"
+            raise input_error("the model", found, "layers whose products can be counted", "Give it a GRU.")
         if torch.is_inference_mode_enabled():
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -310,6 +370,12 @@ class StageCount(NamedTuple):
     weights: int
     ranked_weights: int
 
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> StageCount:
+        """From what JSON made of one."""
+        steps = {int(pairs): StepCount(*step) for pairs, step in kept["steps"].items()}
+        return cls(steps, Rates(*kept["rates"]), kept["weights"], kept["ranked_weights"])
+
 
 # What was counted in this process: stages and models of one key are counted once.
 COUNTS: dict[tuple[Any, ...], StageCount] = {}
@@ -320,12 +386,16 @@ def count_stages(job: Job, shape: Shape) -> list[tuple[Stage, StageCount]]:
     """The stages of a run with their counts. Models without numbers ("meta") tell whether a stage was counted before."""
     stages = make_stages(job, shape, "meta")
     keys = [(shape, *map(described_by, (one.model, one.objective, one.validated)), few_pairs(one)) for one in stages]
+    for key in keys:
+        if key not in COUNTS and (kept := read_count(key)) is not None:
+            COUNTS[key] = StageCount.of(kept)
     if not all(key in COUNTS for key in keys):
         with counting():  # initialises quickly
             real = make_stages(job, shape, "cpu")
         for key, stage in zip(keys, real, strict=True):
             if key not in COUNTS:
                 COUNTS[key] = count_stage(stage, shape)
+                keep_count(key, COUNTS[key]._asdict())
     return [(stage, COUNTS[key]) for stage, key in zip(stages, keys, strict=True)]
 
 
@@ -470,20 +540,34 @@ def all_captions(sizes: Sizes) -> int:
     return sizes.captions + sizes.dev_captions + sizes.test_captions
 
 
-def disk(job: Job, sizes: Sizes, parts: list[StageCost]) -> float:
-    """Bytes that a run leaves behind at most, besides the data: checkpoints, scores, mined lists, cached token states.
+def written(job: Job, sizes: Sizes, weights: Iterable[tuple[Stage, int]], decoupled: bool) -> dict[str, float]:
+    """Folder or file → bytes that a run leaves there at most: checkpoints, scores, mined lists, cached token states.
 
-    A checkpoint is weights, Adam's two averages and the best weights so far; beside them lie the best alone. A stage
-    that runs share is counted for each.
+    A checkpoint is weights, Adam's two averages and the best weights so far; beside them lie the best alone.
+    weights: bytes of each stage's. decoupled: whether every pair has two scores.
     """
-    checkpoints = sum(part.weights for part in parts) * (4 * KEPT + 1)
-    scores = 4 * (1 + parts[-1].rates.decoupled) * sizes.test_images * sizes.test_captions
-    states = 2 * tokens_of(job) * CAPTION_WORDS * all_captions(sizes)
-    entries = 0
-    if any(part.stage.mines for part in parts):
-        mined = job.parameters["captions_mined"]
-        entries = mined * sizes.images + mined // 5 * sizes.captions
-    return checkpoints + scores + states + (4 + 8) * entries  # whole numbers of the lists, keys of the note until then
+    found = {str(job.folder / "scores.safetensors"): 4.0 * (1 + decoupled) * sizes.test_images * sizes.test_captions}
+    for stage, size in weights:
+        folder = stage_folder(job, stage)
+        found[folder] = size * (4 * KEPT + 1)
+        if stage.mines:
+            mined = job.parameters["captions_mined"]
+            entries = mined * sizes.images + mined // 5 * sizes.captions
+            found[folder] += (4 + 8) * entries  # whole numbers of the lists, keys of the note until then
+    if tokens_of(job):
+        found[states_folder(job)] = 2 * tokens_of(job) * CAPTION_WORDS * all_captions(sizes)
+    return found
+
+
+def stage_folder(job: Job, stage: Stage) -> str:
+    """Where a stage is trained: in a folder of its own, or in one that runs share."""
+    return shared_folder(job, stage) or str(job.folder / stage.name)
+
+
+def states_folder(job: Job) -> str:
+    """A name in the cache for the token states of a run's captions: one for all runs that read the same."""
+    read = (job.data.name, *(str(job.parameters.get(name, "")) for name in READ_BY_ENCODER))
+    return str(cache_root() / "-".join(read).replace("/", "_"))
 
 
 def device_here() -> str:

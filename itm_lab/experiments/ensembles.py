@@ -10,8 +10,11 @@ import numpy as np
 from tqdm import tqdm
 
 from itm_lab.experiments.runner import Job, TableRow, ensemble_variant, expected_receipt
-from itm_lab.records.receipts import Evidence, read_evidence, read_receipt, receipt_path
+from itm_lab.paths import Paths
+from itm_lab.records.checkout import Code, code_of
+from itm_lab.records.receipts import Evidence, is_old_protocol, read_evidence, read_receipt, receipt_path
 from itm_lab.records.scores import read_scores, save_scores
+from itm_lab.records.training import joint_training
 from itm_utils.errors import input_error
 from itm_utils.matcher import Scores
 from itm_utils.metrics.retrieval import ensemble, fold_ranks
@@ -53,6 +56,8 @@ def is_averaged(path: Path, receipts: list[dict[str, Any]]) -> bool:
     if not path.exists():
         return False
     known, wanted = read_receipt(path), noted_members(receipts)
+    if is_old_protocol(known) and not all(map(is_old_protocol, receipts)):
+        return False  # it is replaced
     noted = {"ranks": wanted["ranks"]} | known["parameters"]
     same = {name: sorted(noted.get(name, [])) == sorted(wanted[name]) for name in wanted}
     same["data"] = all(receipt["dataset"] == known["dataset"] for receipt in receipts)
@@ -105,6 +110,19 @@ def receipts_in(folder: Path) -> list[Path]:
     return whole
 
 
+def shared_inputs(receipts: list[dict[str, Any]]) -> dict[str, str]:
+    """What all members read alike; each says the rest of its own."""
+    inputs = [receipt.get("inputs", {}) for receipt in receipts]
+    return {name: value for name, value in inputs[0].items() if all(one.get(name) == value for one in inputs)}
+
+
+def joint_code(receipts: list[dict[str, Any]]) -> Code:
+    """The code of this averaging; clean only if that of every member was, too."""
+    code = code_of(Paths.find_or_none())
+    clean = [code.clean, *(receipt["run"].get("clean") for receipt in receipts)]
+    return Code(code.commit, None if None in clean else all(clean))
+
+
 def ensemble_of(folders: list[Path], variant: str, results: Path, paths: list[Path] | None = None) -> dict[str, Any]:
     """Average the scores of finished runs, given by their folders, and write the receipt of the ensemble.
 
@@ -128,6 +146,9 @@ def ensemble_of(folders: list[Path], variant: str, results: Path, paths: list[Pa
         "seconds": sum(receipt["run"]["seconds"] for receipt in receipts),
         "device": first["run"]["device"],
         "rules": rules_for(first["chapter"], variant),
+        "inputs": shared_inputs(receipts),
+        "training": joint_training(receipts),
+        "code": joint_code(receipts),
     }
     known = receipt_path(about | {"protocol": first["protocol"]}, results)
     if is_averaged(known, receipts):  # it may have its members in another order, or no digests of their ranks

@@ -12,7 +12,8 @@ what comes later replaces what came before:
 Only what stands below ``datasets: <dataset>: variants`` can be run. Besides parameters of the notebook there are
 ``about`` and ``note`` (for people, not taken over by ``extends``), ``table`` (where its row stands), ``ensemble`` (whose scores are averaged with
 whose), ``seeds`` (which seeds a reproduction takes), and ``select`` (settings that a search on dev chooses first) with
-its ``search_baseline``. ``{dataset}`` in a folder's name is filled in here, ``{seed}``
+its ``search_baseline``, and ``same_ranks_as`` (variants whose test ranks may equal this one's, such as another collapsed
+control: elsewhere equal ranks mean a setting that changes nothing). ``{dataset}`` in a folder's name is filled in here, ``{seed}``
 by the notebook. The folder of a run follows from its name: ``runs/<chapter>/<dataset>/<variant>/s<seed>``.
 """
 
@@ -34,7 +35,7 @@ from itm_utils.errors import ItmError, input_error
 from itm_utils.files import read_text
 from itm_utils.validation import Settings, validated
 
-ABOUT = ("about", "note", "table", "ensemble", "seeds", "search_baseline")
+ABOUT = ("about", "note", "table", "ensemble", "seeds", "search_baseline", "same_ranks_as")
 MOST_SEEDS = 10_000  # in one range
 SECTIONS = ("base", "groups", "variants", "datasets")
 
@@ -68,7 +69,9 @@ class Experiment:
     ensemble: str = ""
     seeds: str = ""
     search_baseline: str = ""
+    same_ranks_as: str = ""
     select: Select | None = None
+    record: str = ""  # where the search is recorded that chose some of the settings
 
     @property
     def chapter(self) -> str:
@@ -77,6 +80,12 @@ class Experiment:
     @property
     def tables(self) -> list[str]:
         return [table for table in re.split(r"\s*,\s*", self.table) if table]
+
+    @property
+    def alike(self) -> list[str]:
+        """Full names of the experiments whose ranks may equal this one's."""
+        named = [name for name in re.split(r"\s*,\s*", self.same_ranks_as) if name]
+        return [f"{self.name.rpartition('/')[0]}/{name}" for name in named]
 
     def values(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Every parameter of a run: the notebook's defaults, the experiment's settings, then ``overrides``.
@@ -277,8 +286,8 @@ def read_overrides(experiment: Experiment, pairs: list[str]) -> dict[str, Any]:
     overrides = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals:
-            raise input_error("-p", repr(pair), "name=value")
+        if not equals or not pair.isprintable():  # nor are bytes of a command line that are no UTF-8
+            raise input_error("-p", repr(pair), "name=value, in printable characters")
         overrides[name] = read_value(experiment, name, text)
     return overrides
 

@@ -27,11 +27,20 @@ from tqdm import tqdm
 from itm_lab.data.opening import dataset_folder, open_splits, open_vocabulary
 from itm_lab.experiments.experiment_files import Experiment
 from itm_lab.experiments.processes import end, interrupted_by_signals, start_dependent
-from itm_lab.notebook_io import KERNEL_ENVIRONMENT
+from itm_lab.experiments.shapes import shapes_only
 from itm_lab.records.parameters import settings_of
-from itm_lab.records.receipts import read_evidence, read_receipt, receipt_path, write_receipt
+from itm_lab.records.receipts import (
+    is_old_protocol,
+    read_evidence,
+    read_named_receipt,
+    read_receipt,
+    receipt_path,
+    write_receipt,
+)
 from itm_lab.records.scores import read_scores
-from itm_utils.errors import ItmError, input_error
+from itm_lab.records.training import SEARCH_RECORD
+from itm_utils.data.precomp import PrecompSplit
+from itm_utils.errors import ItmError, input_error, printable
 from itm_utils.progress import interactive
 from itm_utils.training import Stage
 
@@ -98,14 +107,18 @@ class Job:
     @property
     def steps(self) -> int:
         """Training steps of all its stages, for the bar."""
-        captions = round(self.parameters.get("train_fraction", 1.0) * self.facts.captions)
         configs = [stage.config for stage in self.stages(vocabulary_size=1, image_dim=1)]  # no step depends on either
-        return sum(config.epochs * (captions // config.batch_size) for config in configs)
+        return sum(config.epochs * (self.captions // config.batch_size) for config in configs)
+
+    @property
+    def captions(self) -> int:
+        """Those that it trains on."""
+        return round(self.parameters.get("train_fraction", 1.0) * self.facts.captions)
 
     def stages(self, vocabulary_size: int, image_dim: int, device: str = "meta") -> list[Stage]:
         """Its trainings, as its chapter describes them. On "meta", models have shapes and no numbers."""
         given = self.parameters | {"device": "auto"}
-        with torch.random.fork_rng(devices=[]), torch.device(device):
+        with torch.random.fork_rng(devices=[]), torch.device(device), shapes_only(device):
             model = self.module.build(given, vocabulary_size, image_dim)
             return self.module.stages(given, model)
 
@@ -188,9 +201,15 @@ class Facts:
 
 
 @cache
+def open_data(folder: Path, evaluated: str) -> tuple[PrecompSplit, ...]:
+    """Train, the part of dev that validates, and the split that is judged: opened once for all runs."""
+    return tuple(open_splits(folder, evaluated))
+
+
+@cache
 def read_data(folder: Path, evaluated: str) -> Facts:
     """The data is there, can be read and fits together; all runs on it share one reading."""
-    train, _, split = open_splits(folder, evaluated)
+    train, _, split = open_data(folder, evaluated)
     open_vocabulary(folder, train)
     return Facts(train.n_captions, split.identity(), split.n_images)
 
@@ -209,6 +228,8 @@ def is_finished(job: Job, results: Path) -> bool:
     if not path.exists():
         return False
     known = read_receipt(path)
+    if is_old_protocol(known):
+        return False  # it is replaced
     for name, wanted in (("dataset", job.facts.identity), ("parameters", settings_of(job.parameters))):
         if known[name] != wanted:
             hint = "Move it away, or give this run another name with -p variant=…"
@@ -320,14 +341,15 @@ def next_jobs(waiting: list[Job], running: Iterable[Job], at_a_time: int) -> lis
 def start(job: Job) -> subprocess.Popen:
     """Start papermill; all it says goes to a log beside the checkpoints."""
     job.folder.mkdir(parents=True, exist_ok=True)
+    environment = environment_of(job.parameters) | {SEARCH_RECORD: job.experiment.record}
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
-        return start_dependent(
-            job.command(), stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment_of(job.parameters)
-        )
+        return start_dependent(job.command(), stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment)
 
 
 def environment_of(parameters: Mapping[str, Any]) -> dict[str, str]:
     """That of an executed chapter, less what would hold a long run back."""
+    from itm_lab.notebook_io import KERNEL_ENVIRONMENT  # here: a plan does without nbformat
+
     left_out = ["HF_HUB_OFFLINE"]  # BERT comes from the model hub, unless the user says otherwise
     if parameters["device"] != "cpu":  # one thread each is for runs that share a processor
         left_out += [name for name in KERNEL_ENVIRONMENT if name.endswith("_NUM_THREADS")]
@@ -339,7 +361,8 @@ def finish(job: Job, process: subprocess.Popen, results: Path | None) -> bool:
     log = job.folder / "papermill.log"
     if process.returncode:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        tqdm.write(f"{job.label}: failed: {lines[-1] if lines else 'no output'}\n  log: {log}", file=sys.stderr)
+        said = printable(lines[-1]) if lines else "no output"  # a log may hold anything, commands of a terminal too
+        tqdm.write(f"{job.label}: failed: {said}\n  log: {log}", file=sys.stderr)
         return False
     try:
         if results is not None:
@@ -378,14 +401,19 @@ class TableRow(NamedTuple):
     dataset: dict[str, str]
 
     def receipts(self, results: Path) -> list[dict[str, Any]]:
-        """Of every seed and protocol."""
+        """Of every seed and protocol, those of the old protocol only where there are no others."""
         one = receipt_path(self._asdict() | {"protocol": "all", "seed": 0}, results)
         beginning = one.name.removesuffix("_s0.json")
         paths = [path for path in sorted(one.parent.glob("*.json")) if path.name.startswith(beginning)]
-        known = [read_receipt(path) for path in paths]
-        return [
-            receipt for receipt in known if (receipt["variant"], receipt["dataset"]) == (self.variant, self.dataset)
-        ]
+        known = [read_named_receipt(path, results) for path in paths]
+        mine = [receipt for receipt in known if receipt["variant"] == self.variant]
+        # The old protocol computed fingerprints in another way: its receipts are shown where there are no others.
+        old = [receipt for receipt in mine if is_old_protocol(receipt) and self.is_same_split(receipt)]
+        return [receipt for receipt in mine if receipt["dataset"] == self.dataset] or old
+
+    def is_same_split(self, receipt: Mapping[str, Any]) -> bool:
+        """Whether a receipt is of this split, as far as its name tells."""
+        return all(receipt["dataset"][name] == self.dataset[name] for name in ("name", "split"))
 
 
 def shown(job: Job) -> str:

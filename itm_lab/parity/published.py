@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from itm_lab.data.opening import check_covers
+from itm_lab.data.registry import coco_protocol
 from itm_lab.parity.adapters import adapter_for
 from itm_utils.data.batches import WordCaptions
 from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
-from itm_utils.errors import input_error
-from itm_utils.metrics.retrieval import Retrieval, coco_protocol, evaluate, evaluate_folds
+from itm_utils.errors import ItmError, input_error
+from itm_utils.metrics.retrieval import Retrieval, evaluate, evaluate_folds
 from itm_utils.scoring import score_split
 
 # The state dictionaries of a public checkpoint, in this order; SGRAF has the third.
@@ -74,14 +76,16 @@ def evaluate_published(
     if options.get("img_dim", opened.feature_dim) != opened.feature_dim:
         expected = f"{options['img_dim']}, as {Path(path).name} was trained with"
         raise input_error(opened.features.path, f"features of width {opened.feature_dim}", expected)
-    words.check_covers(opened.captions, opened.root / f"{split}_caps.txt")
+    check_covers(words, opened.captions, opened.root / f"{split}_caps.txt")
     try:
         matcher = adapter_for(model, path).load(weights, options)
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        if torch.cuda.is_available():
+            matcher.cuda()
+        scores = score_split(matcher, opened, WordCaptions(opened, words))  # some odd options fail only here
+    except (ItmError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # foreign options fail in many ways, and each concerns this one file only
         found = f"weights or options with which there is no {model} ({_reason(error)})"
         raise input_error(path, found, "those that its public code writes") from error
-    if torch.cuda.is_available():
-        matcher.cuda()
-    scores = score_split(matcher, opened, WordCaptions(opened, words))
     result = evaluate(scores, opened.owner) if folds == 1 else evaluate_folds(scores, opened.owner, folds)
     return coco_protocol(result, split) if split == "testall" else result

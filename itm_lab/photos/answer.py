@@ -9,7 +9,7 @@ from itm_lab.photos.gallery import Gallery
 from itm_lab.photos.search import Opened, find_captions, find_images, image_number, passing_cache
 from itm_lab.photos.sheet import captions_sheet, images_sheet, save_sheet
 from itm_lab.photos.word_attention import WordAttention, word_attention
-from itm_utils.figures import use_style
+from itm_lab.teaching.figures import use_style
 from itm_utils.models.dcpa import InterPAM
 
 

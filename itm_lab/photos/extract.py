@@ -19,6 +19,7 @@ import numpy as np
 import PIL
 import torch
 from filelock import FileLock, Timeout
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from itm_lab.data.disk import file_digest, make_folder, read_sealed, write_sealed
 from itm_lab.photos.album import SPLITS, Photo, read_album, split_by_lists, split_by_lot
@@ -152,11 +153,14 @@ class State:
     """
 
     facts: dict[str, Any]
-    batches: int = 0
-    rows: dict[str, int] = field(default_factory=dict)
+    batches: NonNegativeInt = 0
+    rows: dict[str, NonNegativeInt] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
-    remarks: list[list[str]] = field(default_factory=list)
+    remarks: list[tuple[str, str, str]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+
+
+NOTED = TypeAdapter(State)  # notes from before they were sealed hold what a disk made of them
 
 
 class _Extraction:
@@ -186,12 +190,13 @@ class _Extraction:
             return State(facts)
         hint = f"Remove {self.staging} to start over."
         try:
-            state = State(**read_sealed(path, "how far the last call came", hint))
-            noted = dict(state.facts)
-        except TypeError as error:
-            raise input_error(path, f"a damaged note ({error})", "how far the last call came", hint) from error
+            state = NOTED.validate_python(read_sealed(path, "how far the last call came", hint))
+        except ValidationError as error:
+            first = error.errors()[0]
+            found = f"a damaged note ({'.'.join(map(str, first['loc']))}: {first['msg']})"
+            raise input_error(path, found, "how far the last call came", hint) from error
         for name, value in facts.items():
-            if noted.get(name) != value:
+            if state.facts.get(name) != value:
                 found = f"a call that was interrupted, with other {name}"
                 raise input_error(path, found, "the same images, captions and settings", hint)
         return state
@@ -217,10 +222,10 @@ class _Extraction:
                 image = read_image(photo.path, self.network.side, squash=True)
             except UnreadableError as reason:
                 self.state.left_out.append(photo.name)
-                self.state.remarks.append([IMAGE, photo.name, str(reason)])
+                self.state.remarks.append((IMAGE, photo.name, str(reason)))
                 continue
             images.append(image)
-            self.state.remarks += [[NOTE, photo.name, note] for note in image.notes]
+            self.state.remarks += [(NOTE, photo.name, note) for note in image.notes]
         if images:
             features = self.network(np.stack([image.pixels for image in images]))
             self._check(features, len(images))

@@ -185,9 +185,21 @@ def _best(scores: np.ndarray, top: int, texts: Captions, notes: tuple[str, ...])
     return Found(order, scores[order], texts, notes)
 
 
+def image_of_id(split: PrecompSplit) -> dict[str, int]:
+    """Image name → image number."""
+    path = split.root / f"{split.name}_ids.txt"
+    if split.ids is None:
+        raise input_error(path, "no such file", "one image name a line")
+    numbers = {name: image for image, name in enumerate(split.ids)}
+    if len(numbers) < len(split.ids):
+        twice = next(name for image, name in enumerate(split.ids) if numbers[name] != image)
+        raise input_error(path, f"{twice} twice", "a name of its own for every image")
+    return numbers
+
+
 def image_number(split: PrecompSplit, name: str) -> int:
     """Which image of the split has this name, or this last part of a name."""
-    known = split.image_of_id
+    known = image_of_id(split)
     if name in known:
         return known[name]
     alike = [other for other in known if Path(other).name == name or Path(other).stem == name]

@@ -18,8 +18,8 @@ from itm_lab.photos.gallery import Gallery
 from itm_lab.photos.search import Found
 from itm_lab.photos.word_attention import WORDS_ATTEND, WordAttention, heat
 from itm_lab.scenes.show import GREY, add_box, new_figure
+from itm_lab.teaching.figures import INK, PAPER, WEIGHTS
 from itm_utils.errors import input_error
-from itm_utils.figures import INK, PAPER, WEIGHTS
 from itm_utils.files import atomic
 
 MARK = "itm search"  # what a sheet says of itself, so that a later one may take its place

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import io
+import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +27,7 @@ LAB = {
     "finished_run": "the model and the captions of a finished run",
     "data": "check, fetch, convert and open datasets",
     "scenes": "the synthetic dataset",
+    "teaching": "figures in one style, the toy tensor, classes written method by method",
     "notebook_io": "notebooks as files",
     "paths": "where things lie in a checkout",
 }
@@ -34,9 +39,8 @@ LIBRARY = {
     "scoring": "all pairs within a memory budget",
     "data": "precomputed features, captions, text encoders, phrases with boxes, batches",
     "matcher": "the types that models, objectives and metrics share",
-    "figures": "one visual style",
+    "digests": "what files hold, remembered",
     "cache": "folders that are made once",
-    "teaching": "classes taught in several cells",
     "boxes": "overlap of boxes",
     "files": "files in and out",
     "progress": "one progress bar",
@@ -44,17 +48,25 @@ LIBRARY = {
     "errors": "one exception for bad input",
 }
 ROOMS = {"itm_lab": LAB, "itm_utils": LIBRARY}
+INIT = "__init__"  # of a package itself
+TARGET = 3_000  # hand-written lines of itm_utils, as the design of the book has it
+KINDS = ("code", "docstring", "comment", "blank")
 WIDTH, ROW, GAP = 760, 30, 6  # pixels of the drawing
 
 
 @dataclass(frozen=True)
 class Room:
-    """A module or sub-package: its lines, files and the rooms it imports."""
+    """A module or sub-package: its lines by kind, its files and the rooms it imports."""
 
     name: str
-    lines: int
+    kinds: Counter[str]
     files: int
     imports: tuple[str, ...]
+
+    @property
+    def lines(self) -> int:
+        """All lines, as ``wc -l`` counts them."""
+        return self.kinds.total()
 
 
 def rooms(root: Path) -> list[Room]:
@@ -62,12 +74,28 @@ def rooms(root: Path) -> list[Room]:
     graph = grimp.build_graph("itm_lab", "itm_utils")
     found = []
     for package, names in ROOMS.items():
-        for name in names:
+        for name in (*names, INIT):
             module = f"{package}.{name}"
             paths = _files(root, module)
-            lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
-            found.append(Room(module, lines, len(paths), _imports(graph, module)))
+            kinds = sum((line_kinds(path.read_text(encoding="utf-8")) for path in paths), Counter())
+            found.append(Room(module, kinds, len(paths), _imports(graph, module) if name != INIT else ()))
     return found
+
+
+def line_kinds(source: str) -> Counter[str]:
+    """How many lines of a module are code, docstring, comment or blank; together they are all of its lines."""
+    lines = source.split("\n")[:-1]
+    kinds = ["code" if line.strip() else "blank" for line in lines]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip():
+            kinds[token.start[0] - 1] = "comment"
+    for node in ast.walk(ast.parse(source)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            text = node.body[0]
+            for number in range(text.lineno - 1, text.end_lineno or text.lineno):
+                kinds[number] = "docstring"
+    return Counter(kinds)
 
 
 def unlisted(root: Path) -> set[str]:
@@ -99,7 +127,8 @@ def drawing(found: list[Room]) -> str:
     rows = []
     for package in ROOMS:
         rows.append((package, None))
-        rows += [(room.name, room) for room in found if room.name.startswith(f"{package}.")]
+        own_rooms = (room for room in found if room.name.startswith(f"{package}."))
+        rows += [(room.name, room) for room in own_rooms if not room.name.endswith(INIT)]
     height = len(rows) * (ROW + GAP) + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">'
@@ -125,14 +154,35 @@ def drawing(found: list[Room]) -> str:
 
 
 def fragment(found: list[Room]) -> Iterator[str]:
-    """Tables of both packages as MyST text."""
+    """Tables of both packages as MyST text, with their totals and the target of the library."""
     for package, names in ROOMS.items():
         of = [room for room in found if room.name.startswith(f"{package}.")]
-        by_hand = sum(room.lines for room in of if room.name != "itm_utils.models")
+        by_hand = sum((room.kinds for room in of if room.name != "itm_utils.models"), Counter())
         yield f"## {package}\n"
-        yield f"{by_hand:,} hand-written lines.\n"
+        yield f"{_totals(by_hand)}\n"
+        if package == "itm_utils":
+            yield f"{against_target(by_hand)}\n"
+        concerns = names | {INIT: "the package itself: its version or what it is"}
         rows = [
-            [f"`{room.name.partition('.')[2]}`", names[room.name.partition(".")[2]], room.files, f"{room.lines:,}"]
+            [f"`{short}`", concerns[short], room.files, *(f"{room.kinds[kind]:,}" for kind in KINDS), f"{room.lines:,}"]
             for room in of
+            for short in [room.name.partition(".")[2]]
         ]
-        yield from table(["module", "concern", "files", "lines"], rows)
+        yield from table(["module", "concern", "files", *KINDS, "lines"], rows)
+
+
+def _totals(kinds: Counter[str]) -> str:
+    parts = ", ".join(f"{kinds[kind]:,} {kind}" for kind in KINDS)
+    return f"{kinds.total():,} hand-written lines, every `__init__.py` included: {parts}."
+
+
+def against_target(kinds: Counter[str]) -> str:
+    """Whether the library is as thin as it should be, by how much, and what the lines are."""
+    over = kinds.total() - TARGET
+    if over <= 0:
+        return f"The target is {TARGET:,} lines at most, all kinds together; it is met by {-over:,}."
+    return (
+        f"The target is {TARGET:,} lines at most, all kinds together; it is missed by {over:,}. Code alone is {kinds['code']:,} lines: "
+        "docstrings, of which the API reference is made, comments and blank lines are the rest. Beside what a chapter calls the library "
+        "holds what a run of days needs: a training and a mining that resume where they were, and damaged files refused in one line."
+    )

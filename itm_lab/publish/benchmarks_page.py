@@ -27,6 +27,7 @@ MISSED_HEADS = [
 ]
 SIZES = ("pairs", "scores", "rows")  # facts of a case that say how much work it is
 COLOURS = {"ours": "#0072b2", "product": "#999999", "bare gather": "#999999"}
+FLAT = 1.1  # peak memory that grows less between two points
 PANEL, GAP, HEIGHT = 150, 45, 120  # of a growth curve, in pixels
 
 
@@ -75,6 +76,8 @@ def summary(cases: Mapping[str, Any]) -> str:
 
 def rows(case: Mapping[str, Any]) -> Iterator[list[str]]:
     """A row for each ratio of a case; peak memory of ours beyond the inputs, and of what it is compared with."""
+    if "absent" in case:
+        yield [case["what"], f"not measured: {case['absent']}", *["–"] * (len(HEADS) - 2)]
     for name, one in case["ratios"].items():
         outcome = {True: " ✓", False: " ✗", None: ""}[reached(one)]
         before = f"{one['first']:.2f}" if "first" in one else "–"
@@ -129,11 +132,25 @@ def growth(cases: Mapping[str, Any]) -> Iterator[str]:
         yield from panel(found, "seconds", f"{name}: seconds", left, 20)
         yield from panel(found, "peak_bytes", "peak bytes", left, 20 + HEIGHT + GAP)
     yield "</svg>\n<figcaption>Both axes are logarithmic: work that grows linearly rises as the dashed line does. Blue: ours; "
-    yield "grey: the bare product or gather. Across: pairs, scores or rows.</figcaption>\n</figure>\n````\n"
+    yield "grey: the bare product or gather. Across: pairs, scores or rows (of a training step: pairs of its batch).</figcaption>\n</figure>\n````\n"
     lines = [
-        [name, f"{work:,}", *(seconds(one, way) for way in COLOURS)] for name, of in grown.items() for work, one in of
+        [name, f"{work:,}", *(seconds(one, way) for way in COLOURS), megabytes(one["peak_bytes"].get("ours"))]
+        for name, of in grown.items()
+        for work, one in of
     ]
-    yield from table(["case", "work", *COLOURS], lines)
+    yield from table(["case", "work", *COLOURS, "peak memory of ours"], lines)
+    yield "Peak memory between the last two points: " + "; ".join(map(last_rise, grown, grown.values())) + ".\n"
+
+
+def last_rise(name: str, found: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
+    """Whether peak memory is flat between the last two points, or how it grows."""
+    (before, smaller), (work, larger) = found[-2:]
+    peaks = [one["peak_bytes"].get("ours") for one in (smaller, larger)]
+    if None in peaks or not peaks[0]:
+        return f"{name}, not known"
+    rise = peaks[1] / peaks[0]
+    how = "flat" if rise < FLAT else f"grows {rise:.1f} times"
+    return f"{name}, {how} while the work grows {work / before:.1f} times"
 
 
 def seconds(found: Mapping[str, Any], way: str) -> str:
@@ -141,9 +158,10 @@ def seconds(found: Mapping[str, Any], way: str) -> str:
 
 
 def points(case: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-    """Amount of work and what was measured, smallest first; the full size is the last."""
+    """Amount of work and what was measured, smallest first."""
     found = [*case["growth"], case]
-    return [(next(one["facts"][fact] for fact in SIZES if fact in one["facts"]), one) for one in found]
+    sized = [(next(one["facts"][fact] for fact in SIZES if fact in one["facts"]), one) for one in found]
+    return sorted(sized, key=lambda point: point[0])
 
 
 def panel(

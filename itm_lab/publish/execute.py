@@ -151,7 +151,7 @@ def is_current(root: Path, run: Run) -> bool:
     record = root / "_build/executions" / f"{run.path.stem}.json"
     try:
         known = json.loads(record.read_text(encoding="utf-8")).get("key")
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
     return known == run.key and (root / "_build/notebooks" / run.path.name).is_file()
 

@@ -140,7 +140,7 @@ def owner_of(statement: ast.FunctionDef) -> str:
 
 def is_teaching(statement: ast.Import | ast.ImportFrom) -> bool:
     """Whether an import is there for the cells alone: the module has whole classes."""
-    return isinstance(statement, ast.ImportFrom) and statement.module == "itm_utils.teaching"
+    return isinstance(statement, ast.ImportFrom) and statement.module == "itm_lab.teaching.cells"
 
 
 def names_in(statement: ast.stmt) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -68,23 +68,14 @@ def of_errors(runs: Mapping[str, Any]) -> Iterator[str]:
         "share that is right: to the crowd or the experts' majority (*either*), or to the crowd, of those that the crowd "
         "judged. One run of each model is audited, so its recalls differ a little from means over seeds.\n"
     )
-    rows = []
-    for label, run in runs.items():
-        for way, words in WAYS.items():
-            for k in ("1", "5"):
-                crowd, either = (run["audit"][name][way]["errors"][k] for name in ("crowd", "either"))
-                counts = [either["errors"], either["of"], percent(either), percent(crowd)]
-                rows.append([label, words, k, *counts])
-    heads = [
-        "model",
-        "search",
-        "first",
-        "wrong by the split",
-        "of these judged by anyone",
-        "right (either)",
-        "right (crowd)",
-    ]
-    yield from table(heads, rows)
+
+    def cells(run: Mapping[str, Any], way: str) -> Iterator[list[Any]]:
+        for k in ("1", "5"):
+            crowd, either = (run["audit"][name][way]["errors"][k] for name in ("crowd", "either"))
+            yield [k, either["errors"], either["of"], percent(either), percent(crowd)]
+
+    heads = ["first", "wrong by the split", "of these judged by anyone", "right (either)", "right (crowd)"]
+    yield from by_search(runs, heads, cells)
 
 
 def of_recalls(runs: Mapping[str, Any]) -> Iterator[str]:
@@ -94,23 +85,24 @@ def of_recalls(runs: Mapping[str, Any]) -> Iterator[str]:
         "*At least* counts a first result as right if it was judged right, *at most* also if nobody judged it; by either "
         "group, or (*strict*) only where two experts gave the best grade.\n"
     )
-    rows = []
-    for label, run in runs.items():
-        for way, words in WAYS.items():
-            strict, either = (run["audit"][name][way]["recall"]["1"] for name in ("expert strict", "either"))
-            usual = run["recalls"][f"{way}_r1"]
-            split, *bounds = (percent(either[name]) for name in ("split", "at_least", "at_most"))
-            rows.append([label, words, f"{usual:.1f}", split, f"{strict['at_least']['percent']:.1f}", *bounds])
-    heads = [
-        "model",
-        "search",
-        "R@1, five captions",
-        "R@1, judged captions",
-        "at least (strict)",
-        "at least",
-        "at most",
+
+    def cells(run: Mapping[str, Any], way: str) -> Iterator[list[Any]]:
+        strict, either = (run["audit"][name][way]["recall"]["1"] for name in ("expert strict", "either"))
+        split, *bounds = (percent(either[name]) for name in ("split", "at_least", "at_most"))
+        yield [f"{run['recalls'][f'{way}_r1']:.1f}", split, f"{strict['at_least']['percent']:.1f}", *bounds]
+
+    heads = ["R@1, five captions", "R@1, judged captions", "at least (strict)", "at least", "at most"]
+    yield from by_search(runs, heads, cells)
+
+
+def by_search(
+    runs: Mapping[str, Any], heads: list[str], cells: Callable[[Mapping[str, Any], str], Iterable[list[Any]]]
+) -> Iterator[str]:
+    """A table with the rows that ``cells`` gives for each run and direction of search."""
+    rows = [
+        [label, words, *row] for label, run in runs.items() for way, words in WAYS.items() for row in cells(run, way)
     ]
-    yield from table(heads, rows)
+    yield from table(["model", "search", *heads], rows)
 
 
 def of_ranks(runs: Mapping[str, Any]) -> Iterator[str]:

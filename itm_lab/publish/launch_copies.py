@@ -9,6 +9,7 @@ from nbformat import v4
 from pybtex.database import parse_file
 
 from itm_lab.notebook_io import clean, find_notebooks, read_notebook, refuse_chapters, write_notebook
+from itm_utils.errors import input_error
 
 INSTALL = """\
 # Install the book's package. torch and numpy stay exactly as they are on this machine.
@@ -35,6 +36,9 @@ BARE = {"table", "list-table", "div", "margin", "epigraph", "grid", "card"}
 def launch_copies(root: Path, target: Path, repository: str, ref: str) -> list[Path]:
     """Write a clean copy of every chapter to ``target`` and return their paths."""
     refuse_chapters(root, target)
+    for name, text in (("--repository", repository), ("--ref", ref)):
+        if not text.strip() or not text.isprintable():  # it is written into every copy
+            raise input_error(name, repr(text), "printable text")
     citations = read_citations(root / "book/references.bib")
     written = []
     for path in find_notebooks(root):

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from itm_lab.evidence.chance import with_chance
-from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger, Verdict
-from itm_lab.evidence.statistics import Interval, paired_bootstrap, seed_interval
-from itm_lab.evidence.verdicts import ComparisonResult, row_name
+from itm_lab.evidence.ledger import OLD_PROTOCOL, Ledger
+from itm_lab.evidence.statistics import Interval, seed_interval
+from itm_lab.evidence.verdicts import row_name
+from itm_lab.publish import claims_page
+from itm_lab.publish.claims_page import DATASETS, figures, label
 from itm_lab.publish.judgements_page import judgements_fragment
-from itm_lab.publish.markdown import table
+from itm_lab.publish.markdown import escape, joined, table
 from itm_lab.publish.photographs_page import photographs_fragment
 from itm_lab.publish.uncertainty_page import uncertainty_fragment
-from itm_lab.records.receipts import read_evidence
-from itm_lab.records.rules import RECALLS, comparisons, listed
+from itm_lab.records.receipts import is_old_protocol
+from itm_lab.records.rules import RECALLS, listed
 from itm_utils.errors import input_error
-from itm_utils.metrics.retrieval import Ranks
+
+__all__ = ["OTHERS", "escape", "figures", "open_ledger", "page"]
 
 CHAPTERS = {"MMCA": "08_mmca", "DCPA": "09_dcpa", "AOQ": "10_aoq", "CCR_CCS": "11_ccr_ccs"}
-SHOWN = {"CCR_CCS": "CCR/CCS"}
-DATASETS = {
-    "scenes": "Scenes",
-    "flickr8k": "Flickr8k",
-    "f30k": "Flickr30K",
-    "coco": "COCO 1K",
-    "coco 5K": "COCO 5K",
-    TABLES: "the paper's tables",
-}
-STATUS = {
-    "supported": "its own numbers carry the claim",
-    "partly": "its own numbers carry part of the claim",
-    "contradicted": "its own numbers speak against the claim",
-    "text_only": "stated in the text, without a number",
-    "analytic": "derived, not measured",
-}
 # The models that chapters build, in the settings they recommend; variants that take something away are not among them.
 MODELS = (
     "mean-pool",
@@ -54,7 +41,6 @@ MODELS = (
 )
 SEEDS = (5, 6, 7)  # that every one of them was trained with
 COLUMNS = (*RECALLS, "rsum_computed", "att_precision", "att_recall", "att_f1", "seconds_per_batch")
-HELD = {"holds": "✓", "fails": "✗", "open": "?"}
 OTHERS = ("claims", "foundations", "lab", "uncertainty", "photographs", "judgements")  # pages that are no paper's
 
 
@@ -62,8 +48,11 @@ def page(ledger: Ledger, name: str) -> str:
     """The text of one page, without headings or beginning with one (Sphinx would put what stands before to the end).
 
     name: one of ``OTHERS`` or a paper of published_tables.yaml."""
-    if name in ("claims", "foundations"):
-        return "\n".join(claims_page(ledger, ledger.claims if name == "claims" else ledger.foundations))
+    if name == "claims":
+        return "\n".join(claims_page.overview(ledger))
+    if name == "foundations":
+        about = {claim["paper"]: _about(ledger, claim) for claim in reversed(ledger.foundations.values())}
+        return "\n".join(claims_page.foundations(ledger, about))
     if name == "lab":
         return "\n".join(lab_page(ledger))
     if name == "uncertainty":
@@ -83,105 +72,15 @@ def open_ledger(root: Path) -> Ledger:
     return Ledger(root)
 
 
-# ---------------------------------------------------------------------------------------------- claims
-
-
-def claims_page(ledger: Ledger, claims: Mapping[str, Any]) -> Iterator[str]:
-    """An overview, then paper by paper each claim with the paper's evidence, our rule, our evidence and verdict."""
-    papers = list(dict.fromkeys(claim["paper"] for claim in claims.values()))
-    chosen = {name: ledger.verdict(name) for name in claims}
-    yield "## At a glance\n"
-    yield from table(
-        ["paper", "claims", *VERDICTS],
-        (
-            [SHOWN.get(paper, paper), len(of), *(sum(chosen[name].verdict == word for name in of) for word in VERDICTS)]
-            for paper in papers
-            if (of := [name for name, claim in claims.items() if claim["paper"] == paper])
-        ),
-    )
-    for paper in papers:
-        of = {name: claim for name, claim in claims.items() if claim["paper"] == paper}
-        yield f"## {SHOWN.get(paper, paper)}\n"
-        yield _about(ledger, next(iter(of.values())))
-        for name, claim in of.items():
-            yield from claim_card(ledger, name, claim)
-
-
-def claim_card(ledger: Ledger, name: str, claim: Mapping[str, Any]) -> Iterator[str]:
-    """One claim, from the paper's words to our verdict."""
-    rule, verdicts = ledger.rules[name], ledger.verdicts(name)
-    decided = [one for one in verdicts if one.verdict != "not run"] or verdicts[:1]
-    yield f"(claim-{name.lower()})=\n### {name}\n"
-    yield f"{escape(claim['claim'])}\n"
-    yield " ".join(f"{badge(one.verdict)} on {DATASETS[one.dataset]}" for one in decided) + "\n"
-    status = STATUS.get(claim["in_paper_status"])
-    yield f"- **The paper's evidence.** {escape(claim['evidence'])}" + (f" ({status})." if status else ".")
-    if rule["kind"] != "table" and (printed := ledger.printed(name)):
-        yield f"- **Its tables, checked by us.** {_printed(printed)}"
-    if "caveat" in claim:
-        yield f"- **Note.** {escape(claim['caveat'])}"
-    yield f"- **Our rule.** {escape(rule['words'])} {_needed(rule)}"
-    for one in decided:
-        yield from our_evidence(ledger, one)
-    waiting = [DATASETS[one.dataset] for one in verdicts if one not in decided]
-    if waiting:
-        yield f"- **Not run** on {_and(waiting)}."
-    yield ""
-
-
-def our_evidence(ledger: Ledger, one: Verdict) -> Iterator[str]:
-    """What a verdict rests on: seeds, intervals, and how many receipts."""
-    where = DATASETS[one.dataset]
-    if one.verdict == "not run":
-        yield f"- **Our evidence.** None on {where} yet: {escape(one.reason)}."
-        return
-    if one.dataset == TABLES:
-        yield f"- **Our evidence.** {_printed(one.findings)}"
-        return
-    yield f"- **Our evidence on {where}**, from {len(one.receipts)} receipts:"
-    plans = comparisons(ledger.rules[one.id], one.dataset)
-    for finding, plan in zip(one.findings, plans, strict=True):
-        images = "" if plan.correlated else over_images(ledger, plan, one)
-        yield f"  - {HELD[finding.status]} {escape(str(finding))}, expected {finding.expected}{images}"
-
-
-def over_images(ledger: Ledger, plan: Any, one: Verdict) -> str:
-    """The second kind of doubt, where a comparison is one variant against another: other test images, same two models."""
-    if len(plan.plus) != 1 or len(plan.minus) != 1 or plan.best or plan.plus[0][1] not in (*RECALLS, "rsum"):
-        return ""
-    runs = [ledger.receipts[ledger.chapter_of(variant), variant, one.dataset] for variant, _ in plan.plus + plan.minus]
-    seed = min(seed for seed in runs[0] if seed in runs[1])
-    a, b = (read_evidence(of[seed][0]) for of in runs)
-    if one.dataset == "coco":  # ranks within folds; images are drawn from all of them
-        return ""
-    _, low, high = paired_bootstrap(
-        Ranks(a.i2t, a.t2i), Ranks(b.i2t, b.t2i), a.owner, plan.plus[0][1], ledger.rules[one.id]["test"]["level"], 1000
-    )
-    return f"; over test images, models of seed {seed}: \\[{low:+.1f}, {high:+.1f}\\]"
-
-
-def _printed(findings: Iterable[ComparisonResult]) -> str:
-    findings = list(findings)
-    others = [escape(str(finding)) for finding in findings if finding.status != "holds"]
-    held = f"{len(findings) - len(others)} of {len(findings)} comparisons hold."
-    return held + (f" Not: {'; '.join(others[:6])}{' …' if len(others) > 6 else ''}." if others else "")
-
-
-def _needed(rule: Mapping[str, Any]) -> str:
-    if rule["kind"] == "table":
-        return "No run needed."
-    seeds = _and([f"{DATASETS[name]} ({number})" for name, number in rule["datasets"].items()])
-    return f"Seeds at least: {seeds}."
-
-
 # ---------------------------------------------------------------------------------------------- results
 
 
 def results_page(ledger: Ledger, paper: str) -> Iterator[str]:
-    """Every table of a paper, with our column beside its rows."""
+    """The claims of a paper with their verdicts, then every table of it with our column beside its rows."""
     content = ledger.results[paper]
     yield "## The paper\n"
     yield _about(ledger, {"paper": paper})
+    yield from claims_page.paper_claims(ledger, paper)
     for name, body in content["tables"].items():
         yield f"## {name.replace('_', ' ').capitalize()}: {escape(body['caption'])}\n"
         if "note" in body:
@@ -264,13 +163,19 @@ def ours(ledger: Ledger, variant: tuple[str, str] | None, dataset: str) -> str:
     """Our number beside a row: the mean over seeds with its interval, or that of the only run over images."""
     if variant is None:
         return "–"
-    metrics = [run["metrics"] for run in runs_of(ledger, variant[0], dataset).values() if variant[1] in run["metrics"]]
-    if not metrics:
+    runs = [run for run in runs_of(ledger, variant[0], dataset).values() if variant[1] in run["metrics"]]
+    if not runs:
         return "not run"
+    metrics = [run["metrics"] for run in runs]
     chance = [one["att_f1_chance"]["value"] for one in metrics if "att_f1_chance" in one]
     beside = f"; every region {mean(chance):.1f}" if chance and variant[1].startswith("att_f1") else ""
     digits = 3 if variant[1] == "seconds_per_step" else 1  # as the paper prints them
-    return over_seeds([one[variant[1]] for one in metrics], digits) + beside
+    return over_seeds([one[variant[1]] for one in metrics], digits) + beside + age(runs)
+
+
+def age(runs: list[dict[str, Any]]) -> str:
+    """What stands behind the numbers of runs that are too old to be checked."""
+    return f", {OLD_PROTOCOL}" if runs and is_old_protocol(runs[0]) else ""
 
 
 def over_seeds(found: list[dict[str, float]], digits: int = 1) -> str:
@@ -342,47 +247,35 @@ def lab_page(ledger: Ledger) -> Iterator[str]:
                 runs = [receipt for _, receipt in found.values()]
                 metrics = [[run["metrics"][name] for run in runs] for name in ("rsum", "i2t_r1", "t2i_r1")]
                 models = {run["models"] for run in runs}
-                lines.append((metrics, [escape(variant), _and(sorted(map(str, models))), *map(over_seeds, metrics)]))
-        lines.sort(key=lambda line: -sum(metric["value"] for metric in line[0][0]) / len(line[0][0]))
-        yield from table(["variant", "models", "rsum", "i2t R@1", "t2i R@1"], (line for _, line in lines))
+                cells = [escape(variant) + age(runs), joined(sorted(map(str, models))), *map(over_seeds, metrics)]
+                lines.append((is_old_protocol(runs[0]), metrics, cells))
+        lines.sort(key=lambda line: (line[0], -sum(metric["value"] for metric in line[1][0]) / len(line[1][0])))
+        yield from table(["variant", "models", "rsum", "i2t R@1", "t2i R@1"], (line for _, _, line in lines))
 
 
 def shared_seeds(ledger: Ledger) -> Iterator[str]:
-    """The models of all chapters on Scenes, each on the same three seeds, best first."""
-    rows = []
+    """The models of all chapters on Scenes, each on the same three seeds, best first; those of the old protocol apart."""
+    rows: dict[bool, list[tuple[float, list[str]]]] = {}
     for (chapter, variant, dataset), found in ledger.receipts.items():
         if dataset == "scenes" and variant in MODELS and set(SEEDS) <= found.keys():
             runs = [found[seed][1] for seed in SEEDS]
             metrics = [[run["metrics"][name] for run in runs] for name in ("rsum", "i2t_r1", "t2i_r1")]
             cells = [escape(variant), chapter[:2], str(runs[0]["models"]), *map(over_seeds, metrics)]
-            rows.append((sum(run["metrics"]["rsum"]["value"] for run in runs), cells))
-    if rows:
-        yield f"## All models so far, on seeds {SEEDS[0]} to {SEEDS[-1]} of Scenes\n"
-        rows.sort(key=lambda row: -row[0])
-        yield from table(["model", "chapter", "models", "rsum", "i2t R@1", "t2i R@1"], (cells for _, cells in rows))
+            place = rows.setdefault(is_old_protocol(runs[0]), [])
+            place.append((sum(run["metrics"]["rsum"]["value"] for run in runs), cells))
+    for old, of in sorted(rows.items()):  # two protocols are two tables
+        which = f", {OLD_PROTOCOL}" * old
+        yield f"## All models so far, on seeds {SEEDS[0]} to {SEEDS[-1]} of Scenes{which}\n"
+        of.sort(key=lambda row: -row[0])
+        yield from table(["model", "chapter", "models", "rsum", "i2t R@1", "t2i R@1"], (cells for _, cells in of))
 
 
 # ---------------------------------------------------------------------------------------------- words
 
 
-def label(metric: str) -> str:
-    """A metric's name for readers: i2t R@1."""
-    recall = metric in RECALLS
-    return metric.replace("_r", " R@") if recall else metric.removesuffix("_computed").replace("_", " ")
-
-
 def with_full_stop(note: str) -> str:
     """A note with a capital letter and a full stop."""
     return f"{note[0].upper()}{note[1:]}{'' if note.endswith('.') else '.'}"
-
-
-def badge(word: str) -> str:
-    return f"[{word}]{{.verdict .verdict-{word.replace(' ', '-')}}}"
-
-
-def escape(text: str) -> str:
-    """Text that Markdown leaves as it is."""
-    return re.sub(r"([\\`*_{}\[\]<>$#|~^])", r"\\\1", text)
 
 
 def _about(ledger: Ledger, claim: Mapping[str, Any]) -> str:
@@ -394,7 +287,3 @@ def _about(ledger: Ledger, claim: Mapping[str, Any]) -> str:
     if f"notebooks/{chapter}\n" in (ledger.root / "_toc.yml").read_text(encoding="utf-8"):
         return f"{cited}Chapter: {{doc}}`/notebooks/{chapter}`.\n"
     return f"{cited}Chapter {chapter[:2]} is being written.\n"
-
-
-def _and(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from itm_lab.evidence.ledger import Ledger, Verdict
+from itm_lab.evidence.ledger import OLD_PROTOCOL, Ledger, Verdict
 from itm_lab.evidence.statistics import seed_interval
 from itm_lab.publish.markdown import table
+from itm_lab.records.receipts import is_old_protocol
 from itm_lab.records.rules import RECALLS
-from itm_utils.figures import method_colour
+from itm_lab.teaching.figures import method_colour
 
 DATASET = "flickr8k"
 BASELINES = ("benchmarks/results/photo_cca.json", "benchmarks/results/photo_cca_minilm.json")
@@ -100,6 +101,7 @@ def variant_row(variant: str, chapter: str, runs: Sequence[Mapping[str, Any]]) -
         rsum += f" \\[{low:.1f}, {high:.1f}\\]"
     models = "" if runs[0]["models"] == 1 else f" ({runs[0]['models']} models)"
     mark = f" {MARK}" if any(kept_warmup(run) for run in runs) else ""
+    mark += f", {OLD_PROTOCOL}" if is_old_protocol(runs[0]) else ""
     shown = both_ways({name: float(np.mean(values[name])) for name in RECALLS})
     return mean, [variant + models + mark, chapter[:2], text_of(runs[0]["parameters"]), *shown, rsum, str(len(runs))]
 

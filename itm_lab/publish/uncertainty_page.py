@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from itm_lab.evidence.ledger import Ledger
+from itm_lab.evidence.ledger import OLD_PROTOCOL, Ledger
 from itm_lab.evidence.statistics import (
     binomial_halfwidth,
     largest_disagreement,
@@ -21,7 +21,7 @@ from itm_lab.evidence.statistics import (
 )
 from itm_lab.evidence.verdicts import row_name
 from itm_lab.publish.markdown import table
-from itm_lab.records.receipts import read_evidence
+from itm_lab.records.receipts import is_old_protocol, read_evidence
 from itm_lab.records.rules import RECALLS
 from itm_utils.metrics.retrieval import Ranks
 
@@ -96,7 +96,7 @@ def widths() -> Iterator[str]:
 def published_gaps(results: Mapping[str, Any]) -> Iterator[Gap]:
     """Method against closest competitor in every comparison table of the papers.
 
-    Where a paper adds something to hosts, each host is its own competitor; else it is the row with the highest sum of
+    Where a paper adds something to base models, each of them is its own competitor; else it is the row with the highest sum of
     recalls among those that the paper does not set apart for using external knowledge.
     """
     for paper in PAPERS:
@@ -118,13 +118,13 @@ def pairs(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str
     """(method, competitor) rows of one table."""
     complete = [row for row in rows if all(row.get(metric) is not None for metric in RECALLS)]
     final = [row for row in complete if row.get("ours") or row.get("constraints") == "CCR+CCS"]
-    hosts = {
+    bases = {
         row["method"]: row
         for row in complete
         if row.get("training") == "online triplet" or row.get("constraints") == "none"
     }
-    if hosts:
-        yield from ((row, hosts[row["method"]]) for row in final)
+    if bases:
+        yield from ((row, bases[row["method"]]) for row in final)
         return
     others = [row for row in complete if not row.get("ours") and not row.get("external_knowledge")]
     yield max(final, key=total), max(others, key=total)
@@ -222,16 +222,22 @@ def our_runs(ledger: Ledger) -> Iterator[str]:
         seeds = seed_interval([metric["value"] for metric in found])
         drawn = [(metric["high"] - metric["low"]) / 2 for metric in found if "low" in metric]
         images = f"± {np.mean(drawn):.1f}" if drawn else "not kept"
-        rows.append([chapter, variant, dataset, len(runs), f"{seeds.value:.1f}", f"± {seeds.halfwidth:.1f}", images])
+        shown = variant + f" ({OLD_PROTOCOL})" * of_old_protocol(runs)
+        rows.append([chapter, shown, dataset, len(runs), f"{seeds.value:.1f}", f"± {seeds.halfwidth:.1f}", images])
     yield from table(["chapter", "variant", "data", "seeds", "rsum", "over seeds", "over images"], rows)
     yield from differences(variants)
 
 
 def differences(variants: Mapping[tuple[str, str, str], Mapping[int, tuple[Path, dict]]]) -> Iterator[str]:
-    """The two best variants of each chapter: what each interval says of their difference, and how often they disagree."""
+    """The two best variants of each chapter: what each interval says of their difference, and how often they disagree.
+
+    Two protocols are never compared: where there are two variants of today's, those of the old one are left out.
+    """
     rows = []
     for chapter, dataset in sorted({(chapter, dataset) for chapter, _, dataset in variants}):
-        of = {variant: runs for (c, variant, d), runs in variants.items() if (c, d) == (chapter, dataset)}
+        every = {variant: runs for (c, variant, d), runs in variants.items() if (c, d) == (chapter, dataset)}
+        new = {variant: runs for variant, runs in every.items() if not of_old_protocol(runs)}
+        of = new if len(new) > 1 else {variant: runs for variant, runs in every.items() if variant not in new}
         ranked = sorted(
             of, key=lambda variant: -np.mean([r["metrics"]["rsum"]["value"] for _, r in of[variant].values()])
         )
@@ -246,11 +252,17 @@ def differences(variants: Mapping[tuple[str, str, str], Mapping[int, tuple[Path,
             drawn = paired_bootstrap(Ranks(one.i2t, one.t2i), Ranks(other.i2t, other.t2i), one.owner)
             disagree = 100 * np.mean((one.i2t < 1) != (other.i2t < 1))
             seeds = paired_seeds(values[0], values[1])
-            rows.append([chapter, dataset, first, second, interval(seeds), interval(drawn), f"{disagree:.0f} %"])
+            where = dataset + f" ({OLD_PROTOCOL})" * of_old_protocol(of[first])
+            rows.append([chapter, where, first, second, interval(seeds), interval(drawn), f"{disagree:.0f} %"])
     if rows:
         yield "The two best variants of each chapter, first minus second in rsum. Images: the models of the first shared seed.\n"
         heads = ["chapter", "data", "first", "second", "over seeds", "over images", "disagree on (i2t R@1)"]
         yield from table(heads, rows)
+
+
+def of_old_protocol(runs: Mapping[int, tuple[Path, dict]]) -> bool:
+    """Whether the runs of a variant are too old to be checked."""
+    return any(is_old_protocol(receipt) for _, receipt in runs.values())
 
 
 def interval(found: tuple[float, float, float]) -> str:

@@ -14,14 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from itm_lab.data.opening import dataset_folder, open_splits, open_vocabulary, part_of
+from itm_lab.paths import Paths
+from itm_lab.records.checkout import code_of
 from itm_lab.records.collapse import collapse_numbers
 from itm_lab.records.parameters import INJECTED, annotated, declared_parameters, parameters_model, settings_of
 from itm_lab.records.receipts import Curves
 from itm_lab.records.rules import rules_for
 from itm_lab.records.scores import save_scores, write_scores
+from itm_lab.records.training import Trained, search_record, training_record
 from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import PrecompSplit
+from itm_utils.data.text_encoder import BertCaptions
 from itm_utils.data.vocabulary import Vocabulary
+from itm_utils.digests import file_digest
 from itm_utils.errors import input_error
 from itm_utils.matcher import Matcher, Scores
 from itm_utils.metrics.retrieval import (
@@ -29,7 +34,8 @@ from itm_utils.metrics.retrieval import (
     evaluate,
 )
 from itm_utils.scoring import score_split
-from itm_utils.training import TrainConfig, TrainResult, train_config
+from itm_utils.training import Stage, TrainConfig, TrainResult, train, train_config
+from itm_utils.training.checkpoints import tensor_digest
 from itm_utils.validation import validated
 
 
@@ -48,7 +54,15 @@ class ChapterData:
     @property
     def known(self) -> dict[str, str]:
         """What a checkpoint remembers of the data besides the splits themselves."""
-        return {"vocabulary": self.vocabulary.fingerprint}
+        return {"vocabulary": self.vocabulary.fingerprint, "dev": self.dev.identity()["fingerprint"]}
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Digests of what a run reads besides the split that is evaluated: the other splits, and how captions are read."""
+        splits = {"train": self.train.identity()["fingerprint"], "dev": self.dev.identity()["fingerprint"]}
+        texts = {"train_texts": self.pairs.texts, "dev_texts": self.dev_texts, "texts": self.test_texts}
+        states = {name: text.fingerprint for name, text in texts.items() if isinstance(text, BertCaptions)}
+        return splits | {"vocabulary": self.vocabulary.fingerprint} | states
 
     def validate(self, model: Matcher) -> dict[str, float]:
         """Recalls on dev and their sums, by which weights are chosen: of all six, and of R@1 and R@5."""
@@ -77,7 +91,11 @@ class Chapter:
         self.folder = Path(self.parameters["run_dir"] or tempfile.mkdtemp())
         # Taken now: a rule that changes while the run goes on must not count as written before it.
         self.rules = rules_for(name, self.parameters["variant"])
+        self.code = code_of(Paths.find_or_none())
+        self.search = search_record()
         self.data: ChapterData | None = None
+        self.trained: list[Trained] = []
+        self.inputs: dict[str, str] = {}
 
     @classmethod
     def of_cells(cls, name: str, cells: list[str], values: Mapping[str, Any]) -> Chapter:
@@ -111,6 +129,40 @@ class Chapter:
         self.data = ChapterData(train, dev, test, vocabulary, pairs, dev_texts=captions[1], test_texts=captions[2])
         return self.data
 
+    def uses(self, name: str, source: Any) -> None:
+        """Note in the receipt what else enters the run: a file, or anything with a fingerprint; nothing for None."""
+        if source is not None:
+            self.inputs[name] = file_digest(source) if isinstance(source, str | Path) else source.fingerprint
+
+    def train(
+        self,
+        stage: Stage,
+        pairs: PairDataset | None = None,
+        folder: Path | None = None,
+        validate: bool = True,
+        counts: bool = True,
+        **known: str,
+    ) -> TrainResult:
+        """Train a stage, or go on with it, and note it for the receipt.
+
+        pairs: those of ``data`` by default. folder: the run's own by default; of a stage that runs share, another.
+        validate: on dev after every epoch. counts: whether the result comes from this training; False for one that
+        only explains. known: what else must not change while it is trained.
+        """
+        if self.data is None:
+            raise input_error(self.name, "training without data", "a chapter that called open() before")
+        data, folder = self.data, folder or self.folder
+        result = train(
+            stage.model, stage.objective, pairs or data.pairs, stage.config, folder,
+            (lambda _: data.validate(stage.validated)) if validate else None, data.known | known,
+        )  # fmt: skip
+        if counts:
+            shared = not folder.resolve().is_relative_to(self.folder.resolve())
+            self.trained.append(Trained(stage, result, shared))
+            if shared:
+                self.inputs[f"stage_{stage.name}"] = tensor_digest(stage.model.state_dict())
+        return result
+
     def save_result(
         self,
         scores: Scores,
@@ -125,6 +177,7 @@ class Chapter:
         if self.data is None:
             raise input_error(self.name, "scores without data", "a chapter that called open() before")
         split, given = self.data.test, self.parameters
+        stages = [trained.record for trained in self.trained]
         numbers = collapse_numbers(scores, result.log, result.model, split, self.data.test_texts)
         numbers |= {"dev_rsum": result.best["rsum"]} if result.best else {}
         if given["run_dir"]:  # first: the receipt marks a run as finished
@@ -132,5 +185,6 @@ class Chapter:
         return save_scores(
             scores, split.owner, self.folder, numbers | dict(more or {}), chapter=self.name, variant=given["variant"],
             seed=given["seed"], dataset=split.identity(), parameters=settings_of(given), seconds=result.seconds,
-            device=given["device"], rules=self.rules, curves=curves,
+            device=given["device"], rules=self.rules, curves=curves, inputs=self.data.inputs | self.inputs,
+            training=training_record(self.data.train.n_images, stages), search=self.search, code=self.code,
         )  # fmt: skip

@@ -21,6 +21,12 @@ from itm_utils.scoring import Captions, evaluating
 
 STEPS = 100  # last steps over which the loss is averaged
 ITEMS = 256  # images, each with its first caption, that are compared with each other
+NUMBERS = {  # of a receipt → what it is
+    "final_loss": "loss of a batch at the end",
+    "image_cosine": "mean cosine of two images",
+    "caption_cosine": "mean cosine of two captions",
+    "score_spread": "spread of the scores",
+}
 
 
 def collapse_numbers(
@@ -30,12 +36,18 @@ def collapse_numbers(
 
     log: the records of a training. model: the trained one, or None. split, texts: what the scores were made from.
     """
-    losses = [record["loss"] for record in log if "loss" in record][-STEPS:]
-    found = {"final_loss": float(np.mean(losses)) if losses else math.nan, "score_spread": float(scores.i2t.std())}
+    loss = final_loss(log)
+    found = {"final_loss": math.nan if loss is None else loss, "score_spread": float(scores.i2t.std())}
     if model is not None:
         images, captions = encode_some(model, split, texts)
         found |= {"image_cosine": mean_cosine(images), "caption_cosine": mean_cosine(captions)}
     return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def final_loss(log: Sequence[Mapping[str, Any]]) -> float | None:
+    """Mean loss of the last steps of a training; None without any."""
+    losses = [record["loss"] for record in log if "loss" in record][-STEPS:]
+    return float(np.mean(losses)) if losses else None
 
 
 def encode_some(model: Matcher, split: PrecompSplit, texts: Captions) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,9 @@ import json
 import math
 import os
 import platform
-import subprocess
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from itm_lab.paths import Paths
+from itm_lab.records.checkout import Code, code_of
 from itm_lab.records.old_names import modernised
 from itm_utils.errors import input_error
 from itm_utils.files import atomic, write_json
@@ -33,12 +34,16 @@ from itm_utils.metrics.retrieval import Ranks, summarise_folds
 Curves = Mapping[str, Mapping[str, list[float]]]  # name of a figure → name of an axis or line → its values
 LARGEST_RANKS = 64 * 2**20  # bytes: ten times those of all of COCO
 PACKAGES = ("itm-utils", "torch", "numpy", "transformers", "accelerate")
-SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("receipt_schema.json").read_text(encoding="utf-8"))
-SCHEMA_2: dict[str, Any] = SCHEMA | {  # of receipts whose configuration is still called "variant"
-    "required": ["arm" if name == "variant" else name for name in SCHEMA["required"]],
-    "properties": {("arm" if k == "variant" else k): v for k, v in SCHEMA["properties"].items()}
+SCHEMA, SCHEMA_3 = (
+    json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("receipt_schema.json", "receipt_schema_3.json")
+)
+SCHEMA_2: dict[str, Any] = SCHEMA_3 | {  # of receipts whose variant was called otherwise
+    "required": ["arm" if name == "variant" else name for name in SCHEMA_3["required"]],
+    "properties": {("arm" if k == "variant" else k): v for k, v in SCHEMA_3["properties"].items()}
     | {"schema": {"const": 2}},
 }
+SCHEMAS = {2: SCHEMA_2, 3: SCHEMA_3}  # older ones: readable, and of the old protocol
 
 
 @dataclass(frozen=True)
@@ -86,11 +91,16 @@ def make_receipt(
     evidence: Evidence | None = None,
     rules: Mapping[str, str] | None = None,
     curves: Curves | None = None,
+    inputs: Mapping[str, str] | None = None,
+    training: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
+    code: Code | None = None,
 ) -> dict[str, Any]:
     """Put a receipt together, seal and validate it.
 
     metrics: name → value; intervals: name → (low, high) for some or all of them. curves: lists of the same length.
-    rules: claim → hash of its rule (:func:`itm_lab.records.rules.rules_for`), taken when the run began.
+    rules: claim → hash of its rule (:func:`itm_lab.records.rules.rules_for`), taken when the run began, and so is
+    ``code``; by default it is the checkout as it is now. inputs, training, search: as the schema describes them.
     """
     intervals = intervals or {}
     listed = {
@@ -99,7 +109,7 @@ def make_receipt(
         for name, value in metrics.items()
     }
     receipt = {
-        "schema": 3,
+        "schema": 4,
         "chapter": chapter,
         "variant": variant,
         "seed": seed,
@@ -110,7 +120,10 @@ def make_receipt(
         "metrics": listed,
         "ranks": evidence.digest if evidence else None,
         "rules": dict(rules or {}),
-        "run": _circumstances(seconds, device),
+        "inputs": dict(inputs or {}),
+        "training": training,
+        "search": search,
+        "run": _circumstances(seconds, device, code or code_of(Paths.find_or_none())),
     } | ({"curves": curves} if curves else {})
     try:
         receipt = json.loads(json.dumps(receipt, allow_nan=False))  # as it will be read back: tuples become lists
@@ -140,14 +153,27 @@ def check_recalls(receipt: Mapping[str, Any], evidence: Evidence, where: str | P
             raise input_error(where, f"{name} = {claimed:g}", f"{value:g}, which its ranks give")
 
 
+def is_old_protocol(receipt: Mapping[str, Any]) -> bool:
+    """Whether a receipt was written before its training, its inputs and the state of its checkout were recorded."""
+    return receipt["schema"] in SCHEMAS
+
+
+def counts_as_evidence(receipt: Mapping[str, Any]) -> str:
+    """Why a receipt may not decide a claim; empty if it may. Those of the old protocol never said what is asked here."""
+    if is_old_protocol(receipt) or (clean := receipt["run"]["clean"]):
+        return ""
+    return "its checkout had uncommitted changes" if clean is False else "nobody knows the commit of its code"
+
+
 def check_receipt(receipt: Any, where: str | Path) -> dict[str, Any]:
     """The receipt itself, once it is known to follow the schema, to hold intervals around their values and its seal."""
     errors = sorted(_validator(receipt).iter_errors(receipt), key=lambda error: error.json_path)
     if errors:
         raise input_error(where, f"{errors[0].json_path}: {errors[0].message}", "a receipt that follows the schema")
+    for name, number in _numbers(receipt, ""):
+        if not math.isfinite(number):
+            raise input_error(where, f"{name} = {number}", "finite numbers")
     for name, metric in receipt["metrics"].items():
-        if not all(map(math.isfinite, metric.values())):
-            raise input_error(where, f"{name} = {metric}", "finite numbers")
         if not metric.get("low", metric["value"]) <= metric["value"] <= metric.get("high", metric["value"]):
             raise input_error(where, f"{name} = {metric}", "an interval around its value")
     if receipt["seal"] != seal_of(receipt):
@@ -159,8 +185,17 @@ def check_receipt(receipt: Any, where: str | Path) -> dict[str, Any]:
 
 def _validator(receipt: Any) -> jsonschema.Draft202012Validator:
     """For the schema that a receipt says it follows; today's if it says nothing sensible."""
-    old = isinstance(receipt, dict) and receipt.get("schema") == 2
-    return jsonschema.Draft202012Validator(SCHEMA_2 if old else SCHEMA)
+    schema = receipt.get("schema") if isinstance(receipt, dict) else None
+    return jsonschema.Draft202012Validator(SCHEMAS.get(schema, SCHEMA) if isinstance(schema, int) else SCHEMA)
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """Every number of a receipt with its place. JSON as Python reads it knows infinities."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(inner, f"{name}.{key}".removeprefix("."))
+    elif isinstance(value, int | float):
+        yield name, value
 
 
 def receipt_path(receipt: Mapping[str, Any], folder: str | Path) -> Path:
@@ -174,16 +209,16 @@ def receipt_path(receipt: Mapping[str, Any], folder: str | Path) -> Path:
 def write_receipt(receipt: dict[str, Any], folder: str | Path, evidence: Evidence | None = None) -> Path:
     """Write a receipt, and its ranks beside it, below ``folder``; whole or not at all, never over other results.
 
-    The same results again (a notebook run twice) refresh the file; other results under the same name are refused.
+    The same results again (a notebook run twice) refresh the file, and so does any over a receipt of the old protocol;
+    other results under the same name are refused.
     """
     check_receipt(receipt, "receipt")
     if (evidence.digest if evidence else None) != receipt["ranks"]:
         raise input_error("receipt", "other ranks than it was made with", "its own")
     path = receipt_path(receipt, folder)
-    if path.exists():
-        known, free = read_receipt(path), ("schema", "run", "seal")
-        differing = next((k for k in receipt if k not in free and known.get(k) != receipt[k]), None)
-        if differing:
+    if path.exists() and not is_old_protocol(known := read_receipt(path)):
+        ours, theirs = (results_of(one) for one in (receipt, known))
+        if differing := next((k for k in ours if theirs.get(k) != ours[k]), None):
             raise input_error(
                 path,
                 f"a receipt with other {differing}",
@@ -195,6 +230,15 @@ def write_receipt(receipt: dict[str, Any], folder: str | Path, evidence: Evidenc
             np.savez_compressed(file, i2t=evidence.i2t, t2i=evidence.t2i, owner=evidence.owner)
     write_json(path, receipt)
     return path
+
+
+def results_of(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """What two receipts of one run agree in: all but when, where and how long it ran, and the seal over that."""
+    found = {name: value for name, value in receipt.items() if name not in ("run", "seal")}
+    if training := found["training"]:
+        stages = [{name: stage[name] for name in stage if name != "seconds"} for stage in training["stages"]]
+        found["training"] = training | {"stages": stages}
+    return found
 
 
 def read_receipt(path: str | Path) -> dict[str, Any]:
@@ -280,11 +324,21 @@ def read_evidence(path: str | Path) -> Evidence:
                 raise ValueError(f"{size:,} bytes when unpacked, more than {LARGEST_RANKS:,}")
         with np.load(beside, allow_pickle=False) as file:
             return Evidence(file["i2t"], file["t2i"], file["owner"])
-    except (OSError, ValueError, KeyError, MemoryError, NotImplementedError, zipfile.BadZipFile) as error:
+    # RuntimeError: a part that says it is encrypted; EOFError: one that is shorter than it says.
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        MemoryError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise input_error(beside, f"no ranks ({error})", f"those that {Path(path).name} was made from") from error
 
 
-def _circumstances(seconds: float, device: str) -> dict[str, Any]:
+def _circumstances(seconds: float, device: str, code: Code) -> dict[str, Any]:
     if device == "auto":
         device = str(torch.accelerator.current_accelerator() or "cpu")  # the accelerator library's choice
     return {
@@ -294,7 +348,8 @@ def _circumstances(seconds: float, device: str) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
-        "commit": _commit(),
+        "commit": code.commit,
+        "clean": code.clean,
     }
 
 
@@ -303,19 +358,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _commit() -> str | None:
-    """The commit of the book the code comes from, with ``+`` where files were changed since; None outside git."""
-    if (paths := Paths.find_or_none()) is None:
-        return None
-    try:
-        run = [
-            subprocess.run(["git", *call], cwd=paths.root, capture_output=True, text=True, timeout=10)
-            for call in (("rev-parse", "HEAD"), ("status", "--porcelain"))
-        ]
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if run[0].returncode:
-        return None
-    return run[0].stdout.strip() + ("+" if run[1].stdout.strip() else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -18,6 +18,12 @@ from itm_lab.records.nested_yaml import load_yaml
 from itm_utils.errors import input_error
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
+DECLARED = {  # what a rule may say of the protocol of a comparison → the values it may take, the default first
+    "budget": ("equal", "last stage", "unequal"),
+    "data": ("equal", "unequal"),
+    "search": ("equal", "unequal"),
+    "checks": ("all", "none"),
+}
 Term = tuple[str, str]  # variant, metric
 
 
@@ -26,7 +32,8 @@ class Comparison:
     """One number per seed: ``plus`` added, ``minus`` taken away, and the largest of ``best`` taken away.
 
     With ``correlated`` it is Pearson's r of the metrics of ``plus`` and ``minus`` over all runs instead, each number less
-    the mean of its seed over the variants.
+    the mean of its seed over the variants. declared: what the rule says of the protocol, such as ``budget: unequal``.
+    level_within: the margin within which a difference counts as none; None where the protocol's is meant.
     """
 
     plus: tuple[Term, ...]
@@ -34,10 +41,17 @@ class Comparison:
     best: tuple[Term, ...]
     expected: Mapping[str, Any]
     correlated: bool = False
+    declared: Mapping[str, str] = field(default_factory=dict)
+    level_within: float | None = None
 
     @property
     def terms(self) -> tuple[Term, ...]:
         return self.plus + self.minus + self.best
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The variants it compares, each once."""
+        return tuple(dict.fromkeys(variant for variant, _ in self.terms))
 
     def __str__(self) -> str:
         if self.correlated:
@@ -59,20 +73,24 @@ def rule_digest(rule: Mapping[str, Any]) -> str:
 
 
 def comparisons(rule: Mapping[str, Any], dataset: str) -> list[Comparison]:
-    """A rule's comparisons on one dataset, hosts and metrics written out."""
+    """A rule's comparisons on one dataset, base models and metrics written out."""
     found = []
     for entry in rule["comparisons"]:
         if dataset not in entry.get("only", (dataset,)):
             continue
         pair = entry.get("correlate")
+        declared = {key: said for key in DECLARED if (said := entry.get(key, rule.get(key)))}
+        margin = entry.get("level_within", rule.get("level_within"))
         for metric in ("",) if pair else metrics_of(entry, rule):
             if pair:
-                sides = [[f"{variant} @ {pair[axis]}" for variant in pair["arms"]] for axis in "xy"] + [[]]
+                sides = [[f"{variant} @ {pair[axis]}" for variant in pair["variants"]] for axis in "xy"] + [[]]
             else:
                 sides = [entry.get(key, []) for key in ("a", "b", "b_best")]
-            for host in rule["hosts"][dataset] if "{host}" in str(entry) else ("",):
-                terms = (tuple(_term(text.replace("{host}", host), metric) for text in side) for side in sides)
-                found.append(Comparison(*terms, expected=_expected(entry), correlated=bool(pair)))
+            for base in rule["base_models"][dataset] if "{base}" in str(entry) else ("",):
+                plus, minus, best = (
+                    tuple(_term(text.replace("{base}", base), metric) for text in side) for side in sides
+                )
+                found.append(Comparison(plus, minus, best, _expected(entry), bool(pair), declared, margin))
     return found
 
 
@@ -102,9 +120,10 @@ class RuleBook:
         self.paths = paths
         rules, own = self.read("rules"), self.read("foundations")
         self.foundations = {claim["id"]: claim for claim in own["claims"]}
-        self.variants, self.datasets, self.checks = rules["arms"], rules["datasets"], rules["tables"]
-        self.rules = {name: rule | {"test": rules["test"]} for name, rule in rules["rules"].items()}
-        self.rules |= {name: claim["rule"] | {"test": own["test"]} for name, claim in self.foundations.items()}
+        self.variants, self.datasets, self.checks = rules["variants"], rules["datasets"], rules["tables"]
+        self.protocol = rules["protocol"]
+        every = rules["rules"] | {name: claim["rule"] for name, claim in self.foundations.items()}
+        self.rules = {name: rule | {"protocol": self.protocol} for name, rule in every.items()}
 
     def read(self, name: str) -> dict[str, Any]:
         """One of the files in ``book/data``, by its name."""
@@ -127,7 +146,7 @@ class RuleBook:
     def chapter_of(self, variant: str) -> str:
         """The chapter whose list of variants has this one."""
         for chapter, names in self.variants.items():
-            if variant in names or "{host} " + variant.partition(" ")[2] in names:
+            if variant in names or "{base} " + variant.partition(" ")[2] in names:
                 return chapter
         raise input_error("rules.yaml", f"the variant {variant}", "one of the variants listed at its top")
 

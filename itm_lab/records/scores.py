@@ -10,14 +10,14 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from itm_lab.data.registry import coco_protocol
+from itm_lab.records.bootstrap import bootstrap_intervals
 from itm_lab.records.receipts import Evidence, make_receipt, write_receipt
 from itm_utils.errors import ItmError, input_error
 from itm_utils.matcher import Scores
 from itm_utils.metrics.retrieval import (
     Ranks,
     Retrieval,
-    bootstrap_intervals,
-    coco_protocol,
     fold_ranks,
     summarise_folds,
 )

@@ -14,10 +14,12 @@ from itm_lab.scenes.captions import Caption
 from itm_lab.scenes.draw import draw, toy_boxes
 from itm_lab.scenes.families import Described, sample_split
 from itm_lab.scenes.features import WEIGHTS, RegionNet, load_net, region_features
+from itm_lab.scenes.identity import computed_here, source_digest
 from itm_lab.scenes.portable_random import PortableRandom
 from itm_lab.scenes.proposals import propose
 from itm_lab.scenes.world import CANVAS, Knobs
 from itm_utils.cache import ensure_folder, write_json
+from itm_utils.data.precomp import MADE_FROM
 from itm_utils.data.vocabulary import Vocabulary, token_spans
 from itm_utils.errors import input_error
 from itm_utils.progress import bar
@@ -25,8 +27,9 @@ from itm_utils.progress import bar
 VERSION = 1  # of the generator: raise it when captions, pixels or boxes change
 SHIPPED_SEED = 2026
 SPLITS = ("train", "dev", "test")
-NOT_GENERATING = ("__init__.py", "cache.py", "cli.py", "load.py", "mini_bert.py", "oracle.py", "show.py")
+NOT_GENERATING = ("__init__.py", "cache.py", "cli.py", "identity.py", "load.py", "mini_bert.py", "oracle.py", "show.py")
 PROPOSAL_STREAM = 2**41  # keeps the proposals' random numbers apart from the families'
+MADE_FROM["scenes"] = source_digest
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ def _write_split(
     np.save(folder / f"{split}_boxes.npy", boxes.astype(np.float32))
     np.save(folder / f"{split}_sizes.npy", np.full((count, 2), CANVAS, dtype=np.int32))
     np.save(folder / f"{split}_pictures.npy", pictures)
+    computed_here(folder, split)
     _write_lines(folder / f"{split}_ids.txt", [f"{split}_{row:05d}" for row in range(count)])
     _write_lines(folder / f"{split}_caps.txt", [c.text for member in members for c in member.captions])
     write_json(folder / f"{split}_scenes.json", [_scene_record(m, b) for m, b in zip(members, tight, strict=True)])

@@ -16,14 +16,15 @@ app = typer.Typer(no_args_is_help=True, help="Scenes.")
 @app.command()
 def build() -> None:
     """Build the dataset if it is missing or damaged, and say where it is."""
-    from itm_lab.scenes.build import scenes_folder
-    from itm_utils.cache import read_manifest
+    from itm_lab.scenes.build import SPLITS, scenes_folder
+    from itm_utils.data.precomp import open_split
 
     start = time.perf_counter()
     folder = scenes_folder()
     size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
     typer.echo(f"{folder}: {size:.0f} MB, {time.perf_counter() - start:.0f} s")
-    typer.echo(f"fingerprint {read_manifest(folder)['fingerprint'][:16]}")
+    for split in SPLITS:
+        typer.echo(f"{split:5} fingerprint {open_split(folder, split).identity()['fingerprint'][:16]}")
 
 
 @app.command()

@@ -12,7 +12,7 @@ from itm_lab.scenes.draw import draw
 from itm_lab.scenes.load import SceneSplit
 from itm_lab.scenes.logic import is_true
 from itm_lab.scenes.world import CANVAS
-from itm_utils.figures import INK, PAPER
+from itm_lab.teaching.figures import INK, PAPER
 
 SCALE = 5  # drawn with more pixels for the eye; boxes keep the coordinates of the 96 x 96 image
 GREY = "#8a8a92"

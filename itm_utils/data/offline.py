@@ -93,17 +93,17 @@ def write_lists(folder: Path, texts: np.ndarray, images: np.ndarray, manifest: M
         path = folder / f"{name}.npy"
         with atomic(path) as temporary, temporary.open("wb") as file:
             np.save(file, array.astype(np.int32, copy=False), allow_pickle=False)
-        files[name] = _checksum(path)
+        files[name] = _sha256(path)
     write_json(folder / "manifest.json", {"format": FORMAT, **manifest, "files": files})
 
 
 def read_lists(folder: str | Path, split: PrecompSplit) -> OfflineLists:
     """Read the lists of a folder; an error if they are damaged or of another split."""
-    manifest, path = read_manifest(folder), Path(folder) / "manifest.json"
+    manifest, path = read_lists_manifest(folder), Path(folder) / "manifest.json"
     arrays = {}
     for name in FILES:
         arrays[name] = load_array(path.with_name(f"{name}.npy"), mmap_mode="r")
-        if _checksum(path.with_name(f"{name}.npy")) != manifest["files"][name]:
+        if _sha256(path.with_name(f"{name}.npy")) != manifest["files"][name]:
             expected = f"those that {path.name} describes"
             raise input_error(path.with_name(f"{name}.npy"), "other bytes than were mined", expected, AGAIN)
     lists = OfflineLists(**arrays, manifest=manifest)
@@ -111,7 +111,7 @@ def read_lists(folder: str | Path, split: PrecompSplit) -> OfflineLists:
     return lists
 
 
-def read_manifest(folder: str | Path) -> dict[str, Any]:
+def read_lists_manifest(folder: str | Path) -> dict[str, Any]:
     """Read the manifest of a folder of lists."""
     path = Path(folder) / "manifest.json"
     if not path.is_file():
@@ -120,14 +120,14 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         whole = {*FILES} <= {*manifest["files"]} and {"split", "fingerprint"} <= {*manifest["data"]}
         whole = whole and isinstance(manifest["texts_per_image"] + manifest["images_per_text"], int)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise input_error(path, f"a damaged file ({error!r})", "the manifest of lists", AGAIN) from error
     if not whole or manifest.get("format") != FORMAT:
         raise input_error(path, f"format {manifest.get('format')!r}", f"a whole manifest of format {FORMAT}", AGAIN)
     return manifest
 
 
-def _checksum(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

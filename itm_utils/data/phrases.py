@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
 from torch import Tensor
+
+from itm_utils.digests import digest_of
 
 NOT_A_PHRASE = -1
 
@@ -32,6 +35,11 @@ class Grounding:
 
     phrases: list[list[Phrase]]
     skipped: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of every phrase and box, wherever they were read."""
+        return digest_of([[(p.start, p.end, p.boxes.tolist()) for p in phrases] for phrases in self.phrases])
 
     def first(self, captions: int) -> Self:
         """Keep the first captions, as ``split.first(images)`` does for a split; ``skipped`` stays as it is."""

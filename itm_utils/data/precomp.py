@@ -18,10 +18,9 @@ Features are memory-mapped: opening COCO's 33 GB costs no memory, and a batch co
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Literal
 
 import numpy as np
 
+from itm_utils.digests import digest_of, file_digest
 from itm_utils.errors import input_error
 from itm_utils.files import check_file, read_text
 
@@ -37,6 +37,7 @@ LARGEST_SHARE = 1.01  # of a side: the whole, and room for rounding; boxes in pi
 ALMOST = 1e-3  # of the largest number: copies that were rounded differ by less, images by more
 # What `str(line)` makes of bytes in Python 3: ports of the public loaders train on such captions.
 PRINTED_BYTES = re.compile(r"""^b(['"]).*\1$""")
+KINDS = ("ims.npy", "caps.txt", "boxes.npy", "sizes.npy", "ids.txt", "owners.npy")
 LONG_ROW = 2**12  # numbers: reading a row costs more than a step of a Python loop
 
 
@@ -103,6 +104,11 @@ class FeatureFile:
         if not finite.all():
             found = f"a NaN or infinity in row {int(index[np.argmin(finite)])}"
             raise input_error(self.path, found, "finite numbers", "Extract or copy this file again.")
+
+
+# Name of a dataset → what stands for the digest of a split's features. For features that every machine computes itself:
+# their last digits differ between processors, though nothing else does.
+MADE_FROM: dict[str, Callable[[PrecompSplit], str]] = {}
 
 
 def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
@@ -181,37 +187,27 @@ class PrecompSplit:
             boxes *= np.tile(self.sizes[images], 2)[:, None, :]
         return boxes
 
-    def identity(self) -> dict[str, str]:
-        """Name, split and fingerprint for a receipt.
+    @property
+    def files(self) -> dict[str, Path]:
+        """Kind → path of every file that the split is read from."""
+        named = {kind.partition(".")[0]: self.root / f"{self.name}_{kind}" for kind in KINDS}
+        return {kind: path for kind, path in named.items() if path.exists()}
 
-        A dataset with a manifest (the embedded one) brings its own fingerprint. For others captions, shapes and a
-        few rows are hashed: enough to tell datasets and versions apart without reading 33 GB.
+    def identity(self) -> dict[str, str]:
+        """Name, split and fingerprint for a receipt: of every byte of every file, and of what is held of the captions.
+
+        Of a dataset in the cache (``scenes-…``) the name is what stands before the hash. See :mod:`itm_utils.digests`
+        for the cost, and ``MADE_FROM`` for features that are computed anew on every machine.
         """
-        manifest = self.root / "manifest.json"
         whole = self.n_images * self.repeat == len(self.features)
         split = self.name if whole else f"{self.name}, first {self.n_images}"
-        if manifest.is_file():
-            try:
-                known = json.loads(read_text(manifest, "the manifest of a dataset"))["fingerprint"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise input_error(manifest, f"no fingerprint ({error!r})", "the manifest of a dataset") from error
-            return {"name": self.root.name.split("-")[0], "split": split, "fingerprint": known}
-        content = hashlib.sha256("\n".join(self.captions).encode())
-        content.update(repr((self.features.shape, self.repeat, self.owner.tolist())).encode())
-        content.update(self.regions(np.linspace(0, self.n_images - 1, 5).astype(int)).tobytes())
-        return {"name": self.root.name, "split": split, "fingerprint": content.hexdigest()}
-
-    @cached_property
-    def image_of_id(self) -> dict[str, int]:
-        """Image name → image number."""
-        path = self.root / f"{self.name}_ids.txt"
-        if self.ids is None:
-            raise input_error(path, "no such file", "one image name a line")
-        image_of_id = {name: image for image, name in enumerate(self.ids)}
-        if len(image_of_id) < len(self.ids):
-            twice = next(name for image, name in enumerate(self.ids) if image_of_id[name] != image)
-            raise input_error(path, f"{twice} twice", "a name of its own for every image")
-        return image_of_id
+        name = re.sub("-[0-9a-f]{16}$", "", self.root.name)
+        digests = {kind: file_digest(path) for kind, path in self.files.items()}
+        if name in MADE_FROM:
+            digests["ims"] = MADE_FROM[name](self)
+        held = {"captions": digest_of(self.captions), "owner": digest_of(self.owner.tolist()), "repeat": self.repeat}
+        fingerprint = digest_of({"files": digests, "images": self.n_images} | held)
+        return {"name": name, "split": split, "fingerprint": fingerprint}
 
     def first(self, images: int) -> PrecompSplit:
         """The split cut to its first images, e.g. ``dev.first(1000)`` as the public code validates."""

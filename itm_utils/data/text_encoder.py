@@ -28,7 +28,7 @@ MINI_FOLDER = Path(__file__).parent / "mini_bert"
 
 
 @dataclass(frozen=True)
-class TextEncoder:
+class FrozenTextEncoder:
     """A frozen ``transformers`` BERT with its tokenizer. ``fingerprint`` names weights, vocabulary and settings."""
 
     name: str
@@ -47,11 +47,11 @@ class TextEncoder:
         return cast(Any, self.model.config).max_position_embeddings
 
 
-def load_text_encoder(name: str | Path = MINI) -> TextEncoder:
+def load_text_encoder(name: str | Path = MINI) -> FrozenTextEncoder:
     """A frozen encoder by name: ``scenes-mini``, a local folder, or a model of the hub."""
     source = MINI_FOLDER if str(name) == MINI else Path(name) if Path(name).is_dir() else str(name)
     local = isinstance(source, Path)
-    attempts = (True,) if local else (True, False)  # a model that is here costs no look at the hub
+    attempts = (True,) if local else (True, False)  # a model that is here needs no request to the hub
     for local_only in attempts:
         try:
             tokenizer, model = _load(source, local_only)
@@ -62,7 +62,7 @@ def load_text_encoder(name: str | Path = MINI) -> TextEncoder:
     if not tokenizer.is_fast:
         raise input_error(name, "a tokenizer without character offsets", "a fast tokenizer")
     model = model.eval().requires_grad_(False)
-    return TextEncoder(str(name), tokenizer, model, _fingerprint(tokenizer, model))
+    return FrozenTextEncoder(str(name), tokenizer, model, _fingerprint(tokenizer, model))
 
 
 def _load(source: str | Path, local_files_only: bool) -> tuple[Any, torch.nn.Module]:
@@ -122,7 +122,6 @@ class BertCaptions:
     One flat, memory-mapped array holds the states of all tokens; caption c has rows ``starts[c]:starts[c + 1]``.
     Its first ``lengths[c]`` rows are tokens; where padding was kept, the states under it follow.
     special: (tokens,) True at [CLS] and [SEP]. spans: (tokens, 2) characters of the caption that a token covers.
-    words: (tokens,) number of the word that a token is a piece of, -1 at special tokens.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -133,7 +132,6 @@ class BertCaptions:
         self.lengths = np.load(self.folder / "lengths.npy") if self.manifest.get("padded") else self.rows
         self.special = np.load(self.folder / "special.npy")
         self.spans = np.load(self.folder / "spans.npy")
-        self.words = np.load(self.folder / "words.npy")
         self.fingerprint = self.folder.name  # a hash of encoder, layers and captions
         self._states: np.ndarray | None = self._open()  # now: an open file outlives a cache that is emptied
 
@@ -186,7 +184,7 @@ class BertCaptions:
 
 def bert_captions(
     split: PrecompSplit,
-    encoder: str | Path | TextEncoder = MINI,
+    encoder: str | Path | FrozenTextEncoder = MINI,
     layers: tuple[int, ...] = (-1,),
     max_tokens: int | None = None,
     batch_size: int = 64,
@@ -199,7 +197,7 @@ def bert_captions(
     padded: pad every caption to ``max_tokens`` and keep the states under the padding, as public SAEM does. They are
     not zero, and a model that does not mask them depends on them.
     """
-    if not isinstance(encoder, TextEncoder):
+    if not isinstance(encoder, FrozenTextEncoder):
         encoder = load_text_encoder(encoder)
     max_tokens = min(max_tokens or encoder.longest, encoder.longest)
     facts = {
@@ -223,7 +221,7 @@ def bert_captions(
 
 def _write_states(
     folder: Path,
-    encoder: TextEncoder,
+    encoder: FrozenTextEncoder,
     captions: list[str],
     layers: tuple[int, ...],
     longest: int,
@@ -249,13 +247,11 @@ def _write_states(
     if not np.isfinite(states).all():
         raise input_error(encoder.name, "states too large for half precision", "finite numbers")
     states.flush()
-    words = [[-1 if word is None else word for word in cut.word_ids(row)] for row in range(len(captions))]
     np.save(folder / "starts.npy", starts)
     if padded:
         np.save(folder / "lengths.npy", lengths)
     np.save(folder / "special.npy", _flat(cut["special_tokens_mask"], starts, False).astype(bool))
     np.save(folder / "spans.npy", _flat(cut["offset_mapping"], starts, (0, 0)).astype(np.int32))
-    np.save(folder / "words.npy", _flat(words, starts, -1).astype(np.int32))
 
 
 def _flat(values: list[list[Any]], starts: np.ndarray, nothing: Any) -> np.ndarray:
@@ -267,7 +263,7 @@ def _flat(values: list[list[Any]], starts: np.ndarray, nothing: Any) -> np.ndarr
 
 
 @torch.inference_mode()
-def _hidden(encoder: TextEncoder, ids: list[list[int]], layers: tuple[int, ...], least: int = 0) -> np.ndarray:
+def _hidden(encoder: FrozenTextEncoder, ids: list[list[int]], layers: tuple[int, ...], least: int = 0) -> np.ndarray:
     """(c, w, len(layers) * d) float16 states of a batch padded to its longest caption, or to ``least`` tokens."""
     lengths = torch.tensor([len(row) for row in ids])
     padded = torch.full((len(ids), max(int(lengths.max()), least)), encoder.tokenizer.pad_token_id)

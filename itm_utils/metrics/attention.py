@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,21 +24,15 @@ from itm_utils.data.batches import image_batch
 from itm_utils.data.phrases import NOT_A_PHRASE, Grounding, phrase_of_words
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import input_error
-from itm_utils.matcher import Attention, Matcher, TextBatch
+from itm_utils.matcher import Attention, Matcher
 from itm_utils.progress import bar
-from itm_utils.scoring import BATCH, evaluating
+from itm_utils.scoring import BATCH, Captions, evaluating
 
 THRESHOLDS = np.arange(11) / 100  # of a weight: 0, 0.01, … 0.1
 WITHIN = ("max", "mean")
 NO_BOX, NO_REGION, NO_WORD = "no box", "no relevant region", "no token of the model"
 NOT_A_REGION = -1.0  # overlap of padding
 PHRASES_AT_ONCE = 2048  # words x thresholds x regions are compared at once: memory does not grow with the split
-
-
-class CaptionsWithSpans(Protocol):
-    """Captions of a split whose batches say which characters each token covers."""
-
-    def batch(self, captions: np.ndarray, spans: bool = False) -> TextBatch: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,26 +238,10 @@ class PhraseAttention:
         return values / (1 if within == "max" else np.diff([*first, len(words)])[:, None, None])
 
 
-def measure_attention(
-    model: Matcher,
-    split: PrecompSplit,
-    texts: CaptionsWithSpans,
-    grounding: Grounding,
-    thresholds: Sequence[float] | np.ndarray = THRESHOLDS,
-    iou: float = 0.4,
-    within: str = "max",
-    direction: str = "t2i",
-    batch: int = BATCH,
-) -> AttentionQuality:
-    """Measure the attention of a matcher once; for several overlaps or reductions collect it and measure that."""
-    _checked(thresholds, within)
-    return collect_attention(model, split, texts, grounding, direction, batch).quality(thresholds, iou, within)
-
-
 def collect_attention(
     model: Matcher,
     split: PrecompSplit,
-    texts: CaptionsWithSpans,
+    texts: Captions,
     grounding: Grounding,
     direction: str = "t2i",
     batch: int = BATCH,
@@ -313,7 +290,7 @@ def _targets(
 
 
 def check_split(split: PrecompSplit, grounding: Grounding) -> None:
-    """Check that ``measure_attention`` finds boxes of the regions in pixels, and phrases of these captions."""
+    """Check that :func:`collect_attention` finds boxes of the regions in pixels, and phrases of these captions."""
     path = split.root / f"{split.name}_boxes.npy"
     if split.boxes is None:
         raise input_error(path, "no such file", "the boxes of the regions, in pixels")

@@ -12,7 +12,7 @@ producing them. (Sorting, as the public code does, puts NaN first and calls it a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from itm_utils.errors import ItmError, input_error
 from itm_utils.matcher import Scores
 
 CUTOFFS = (1, 5, 10)
-BLOCK_BYTES = 32 * 2**20  # comparisons are made a few rows at a time, within the processor's caches
+BLOCK_BYTES = 2**20  # comparisons are made a few rows at a time, within the processor's caches
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Retrieval:
     """Both directions under one protocol.
 
     protocol: ``"all n"`` (every image against every caption), or ``"5 folds of n"``; on COCO's ``testall`` these are the
-    papers' 5K and 1K, see :func:`coco_protocol`.
+    papers' 5K and 1K.
     models: 1 for a single model, more for an ensemble, 0 for none; every printed result says which.
     """
 
@@ -105,8 +105,12 @@ def retrieval_ranks(scores: Scores, owner: np.ndarray) -> Ranks:
     """
     i2t, t2i = score_matrix(scores.i2t, "i2t"), score_matrix(scores.t2i, "t2i")
     owner = np.asarray(owner)
-    images = _check_owner(owner, i2t, t2i)
-    return Ranks(i2t=_image_ranks(i2t, owner, images), t2i=_caption_ranks(t2i, owner))
+    _check_owner(owner, i2t, t2i)
+    captions = np.arange(len(owner))
+    best = np.fmax.reduceat(i2t[owner, captions], _first_captions(owner))  # ignores NaN unless all are NaN
+    own = t2i[owner, captions]
+    in_rows, in_columns = _count_below(i2t, best, t2i, own)
+    return Ranks(i2t=_image_ranks(i2t, owner, in_rows, best), t2i=_caption_ranks(t2i, in_columns, own))
 
 
 def summarise(ranks: Ranks, protocol: str, models: int = 1) -> Retrieval:
@@ -149,19 +153,6 @@ def summarise_folds(ranks: Ranks, owner: np.ndarray, folds: int, models: int = 1
     )
 
 
-def coco_protocol(result: Retrieval, split: str) -> Retrieval:
-    """Give a result on COCO's ``testall`` the papers' name: 1K for five folds of 1,000, 5K for all 5,000.
-
-    Size alone does not earn the name: COCO's validation split has 5,000 images too.
-    """
-    names = {"5 folds of 1000": "1K", "all 5000": "5K"}
-    if split != "testall" or result.protocol not in names:
-        raise input_error(
-            "protocol", f"{result.protocol} of split {split}", "all 5,000 images of testall, whole or in 5 folds"
-        )
-    return replace(result, protocol=names[result.protocol])
-
-
 def fold_ranks(scores: Scores, owner: np.ndarray, folds: int) -> list[Ranks]:
     """Ranks within each of ``folds`` consecutive blocks of images."""
     owner = np.asarray(owner)
@@ -189,39 +180,6 @@ def ensemble(parts: list[Scores]) -> Scores:
     if not any(part.decoupled for part in parts):
         return Scores(i2t=i2t, t2i=i2t, models=models)
     return Scores(i2t=i2t, t2i=sum((part.t2i for part in others), first.t2i) / len(parts), models=models)
-
-
-def bootstrap_intervals(
-    ranks: Ranks, owner: np.ndarray, level: float = 0.95, samples: int = 1000, seed: int = 0
-) -> dict[str, tuple[float, float]]:
-    """Percentile intervals of the six recalls and rsum over resampled *images*, each with its own captions.
-
-    Captions of one image are not independent queries; drawing them one by one would make the t2i interval
-    too narrow.
-    """
-    tail = 100 * (1 - level) / 2
-    resampled = resampled_recalls(ranks, owner, samples, seed)
-    ends = {name: np.percentile(values, (tail, 100 - tail)) for name, values in resampled.items()}
-    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
-
-
-def resampled_recalls(ranks: Ranks, owner: np.ndarray, samples: int, seed: int) -> dict[str, np.ndarray]:
-    """(samples,) values of the six recalls and of rsum, one for each drawn set of images with their captions.
-
-    The same seed draws the same images, whatever the ranks: that is what makes two runs comparable.
-    """
-    owner = np.asarray(owner)
-    images = len(ranks.i2t)
-    draws = np.random.default_rng(seed).multinomial(images, np.full(images, 1 / images), size=samples)
-    captions = np.bincount(owner, minlength=images)
-    recalls = {}
-    for k in CUTOFFS:
-        recalls[f"i2t_r{k}"] = 100 * (draws @ (ranks.i2t < k)) / images
-    for k in CUTOFFS:
-        hits = np.bincount(owner, weights=ranks.t2i < k, minlength=images)
-        recalls[f"t2i_r{k}"] = 100 * (draws @ hits) / (draws @ captions)
-    recalls["rsum"] = sum(recalls.values())
-    return recalls
 
 
 def chance(images: int, owner: np.ndarray) -> Retrieval:
@@ -268,33 +226,42 @@ def _check_owner(owner: np.ndarray, i2t: np.ndarray, t2i: np.ndarray) -> int:
     return images
 
 
-def _image_ranks(scores: np.ndarray, owner: np.ndarray, images: int) -> np.ndarray:
-    captions = len(owner)
+def _image_ranks(scores: np.ndarray, owner: np.ndarray, below: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """(i,) ranks, from how many captions of each row score below its best own one."""
+    captions, first = len(owner), _first_captions(owner)
     own = scores[owner, np.arange(captions)]
-    first = np.searchsorted(owner, np.arange(images))
-    best = np.fmax.reduceat(own, first)  # ignores NaN unless an image has nothing else
-    before = np.empty(images, dtype=np.int64)
-    for rows in _row_blocks(scores):
-        # "not below" is true for higher scores, ties and NaN alike
-        before[rows] = np.count_nonzero(~(scores[rows] < best[rows, None]), axis=1)
-    before -= np.add.reduceat(~(own < best[owner]), first, dtype=np.int64)
+    before = captions - below - np.add.reduceat(~(own < best[owner]), first, dtype=np.int64)
     before[np.isnan(best)] = captions
     return before
 
 
-def _caption_ranks(scores: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    images, captions = scores.shape
-    own = scores[owner, np.arange(captions)]
-    before = np.zeros(captions, dtype=np.int64)
-    for rows in _row_blocks(scores):
-        before += np.count_nonzero(~(scores[rows] < own), axis=0)
-    before -= 1  # the own image is not below itself
-    before[np.isnan(own)] = images
+def _caption_ranks(scores: np.ndarray, below: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """(c,) ranks, from how many images of each column score below the own one."""
+    before = len(scores) - below - 1  # the own image is not below itself
+    before[np.isnan(own)] = len(scores)
     return before
 
 
+def _first_captions(owner: np.ndarray) -> np.ndarray:
+    return np.searchsorted(owner, np.arange(owner[-1] + 1))
+
+
+def _count_below(i2t: np.ndarray, best: np.ndarray, t2i: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many scores of each row of ``i2t`` are below ``best`` (i,), and of each column of ``t2i`` below ``own`` (c,).
+
+    Ties and NaN are not below. Both directions read a block of rows while it is in the processor's cache.
+    """
+    in_rows, in_columns = np.empty(len(i2t), dtype=np.int64), np.zeros(i2t.shape[1], dtype=np.int64)
+    for rows in _row_blocks(i2t):
+        for row, comparison in enumerate(i2t[rows] < best[rows, None], start=rows.start):
+            in_rows[row] = np.count_nonzero(comparison)
+        # at most 255 rows: bytes can hold the count, and are added many at a time
+        in_columns += (t2i[rows] < own).view(np.uint8).sum(axis=0, dtype=np.uint8)
+    return in_rows, in_columns
+
+
 def _row_blocks(scores: np.ndarray) -> list[slice]:
-    rows = max(1, BLOCK_BYTES // (scores.shape[1] * scores.itemsize))
+    rows = min(255, max(1, BLOCK_BYTES // (scores.shape[1] * scores.itemsize)))
     return [slice(start, start + rows) for start in range(0, len(scores), rows)]
 
 

@@ -19,10 +19,11 @@ from itm_utils.models.scan import (
     cosine_from_gram,
     full_precision,
     pack,
+    padded_pairs,
     pair_attention,
     pool_groups,
     row_strips,
-    score_given_pairs,
+    score_padded,
     score_strips,
 )
 from itm_utils.models.vsepp import HingeTriplet
@@ -196,8 +197,13 @@ class BFAN(RegionsAndWords):
         return Scores.same(score_both_ways(images, texts, self.pair_score))
 
     def score_pairs(self, images: Images, texts: Texts) -> Scores:
-        t2i = score_given_pairs(images, texts, self.pair_score)
-        i2t = score_given_pairs(texts, images, self.pair_score)
+        regions, words, mask = padded_pairs(images, texts)
+        turned = PairMask(mask.queries.mT, mask.keys.mT)
+        with full_precision(regions):
+            affinity = regions @ words.mT  # one product for both directions
+            t2i = score_padded(affinity, regions, words, mask, self.pair_score)
+            affinity = affinity.mT.contiguous()
+            i2t = score_padded(affinity, words, regions, turned, self.pair_score)
         return Scores.same(t2i + i2t)
 
     def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:

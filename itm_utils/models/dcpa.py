@@ -193,7 +193,9 @@ class PhraseDecoder(TransformerLayer):
 
     def attention_output(self, phrases: Tensor, attended: Tensor) -> Tensor:
         """What follows the cross-attention; phrases (…, k, d), attended (…, k, h, e)."""
-        return self.ffn(phrases, self.attention.out_proj(attended.flatten(-2)))
+        out_proj, attended = self.attention.out_proj, attended.flatten(-2)
+        phrases = self.attn_norm(self.add_residual(phrases, out_proj, attended))
+        return self.feed_forward(phrases)
 
 
 # cell decode
@@ -240,7 +242,7 @@ class InterPAM(Matcher):
     other tokens they always do. decoupled: false gives both directions the mean.
     """
 
-    tile = 2**24  # bytes of pairs at a time on a CPU: more would not fit into its cache
+    tile = 2**25  # bytes of pairs at a time on a CPU: more would not fit into its cache
 
     def __init__(
         self,

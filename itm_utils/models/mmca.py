@@ -26,7 +26,7 @@ from itm_utils.matcher import (
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.saem import TextCNN, TransformerLayer
 from itm_utils.models.vsepp import l2_normalize
-from itm_utils.scoring import block_shape, score_all
+from itm_utils.scoring import block_shape, score_all, trim
 from itm_utils.training import Stage, train_config
 
 
@@ -74,12 +74,14 @@ def attend_all_pairs(
 
     Returns attended values (m, n, q, h, e) and the log-sum-exp (m, n, q, h).
     """
-    logits = torch.einsum("mqhe,nkhe->hmqnk", queries, keys)
-    logits = logits + additive_mask(mask, logits)
-    logsumexp = logits.logsumexp(dim=-1, keepdim=True)
-    weights = (logits - logsumexp).exp()
-    attended = torch.einsum("hmqnk,nkhe->mnqhe", weights, values)
-    return attended, logsumexp[..., 0].permute(1, 3, 2, 0)
+    # keys before queries: a softmax along an axis that is not the last is faster
+    logits = torch.einsum("nkhe,mqhe->hnkmq", keys, queries)
+    logits = logits + additive_mask(mask, logits)[..., None, None]
+    weights = logits.softmax(dim=2)
+    attended = torch.einsum("hnkmq,nkhe->mnqhe", weights, values)
+    # a weight is exp(logit - logsumexp): the largest one gives it, without more exp
+    logsumexp = logits.amax(dim=2) - weights.amax(dim=2).log()
+    return attended, logsumexp.permute(2, 1, 3, 0)
 
 
 # cell cross-modal-layer
@@ -96,6 +98,7 @@ class CrossModalTransformerLayer(TransformerLayer):
         self, width: int, heads: int, feed_forward: int, dropout: float, blocks: str
     ) -> None:
         super().__init__(width, heads, feed_forward, dropout, "relu", eps=1e-5)
+        self.activation = torch.relu_  # in place: nothing else reads its input
         self.blocks = blocks
 
     def prepare(self, vectors: Tensor, mask: Tensor) -> dict[str, Tensor]:
@@ -125,7 +128,9 @@ class CrossModalTransformerLayer(TransformerLayer):
 
     def attention_output(self, vectors: Tensor, attended: Tensor) -> Tensor:
         """Output projection and feed-forward of (…, k, d) and attended (…, k, h, e)."""
-        return self.ffn(vectors, self.attention.out_proj(attended.flatten(-2)))
+        out_proj, attended = self.attention.out_proj, attended.flatten(-2)
+        vectors = self.attn_norm(self.add_residual(vectors, out_proj, attended))
+        return self.feed_forward(vectors)
 
 
 # cell apply-to-pairs
@@ -154,7 +159,7 @@ def apply_to_all_pairs(
 
 # cell pair-cnn
 class PairTextCNN(TextCNN):
-    """SAEM's text CNN for many short rows: a matrix product per tap of a filter."""
+    """SAEM's text CNN for many short rows: one matrix product for all taps of all filters."""
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Tokens (b, w, d) with mask (b, w) to (b, 3 * channels)."""
@@ -162,14 +167,16 @@ class PairTextCNN(TextCNN):
         tokens = torch.where(mask[..., None], tokens, 0)
         missing = self.padding(tokens.shape[1], len(self.convs))
         tokens = nn.functional.pad(tokens, (0, 0, 0, missing))
+        weights = [cast(Tensor, conv.weight).movedim(2, 0) for conv in self.convs]
+        # 1 + 2 + 3 taps of (channels, d), one below the other
+        products = tokens @ torch.cat(weights).flatten(0, 1).T  # (b, w, 6 * channels)
+        taps = iter(products.chunk(sum(map(len, weights)), dim=2))
         pooled = []
         for window, conv in enumerate(self.convs, start=1):
             positions = tokens.shape[1] - window + 1
-            weight, bias = cast(Tensor, conv.weight), cast(Tensor, conv.bias)
-            taps = weight.unbind(dim=2)  # window times (channels, d)
+            bias = cast(Tensor, conv.bias)
             responses = sum(
-                tokens[:, start : start + positions] @ tap.T
-                for start, tap in enumerate(taps)
+                next(taps)[:, start : start + positions] for start in range(window)
             )
             inside = self.positions(lengths, window)  # (b, 1)
             outside = torch.arange(positions, device=mask.device) >= inside
@@ -243,7 +250,8 @@ class CrossAttentionModule(nn.Module):
 
     def image_vector(self, regions: Tensor, mask: Tensor) -> Tensor:
         """i1 (b, d) of regions (b, r, d) after the layer."""
-        return l2_normalize(masked_mean(regions, mask))
+        total = mask.to(regions.dtype)[:, None] @ regions  # a unit vector has no scale
+        return l2_normalize(total[:, 0])
 
     def caption_vector(self, words: Tensor, mask: Tensor) -> Tensor:
         """c1 (b, d) of words (b, w, d) after the layer."""
@@ -380,7 +388,7 @@ class MMCA(Matcher):
             rows, columns = block_shape(self, images, texts, TILE)
 
         def tile(i: int, c: int) -> Tensor:
-            part = images[i : i + rows], texts[c : c + columns]
+            part = images[i : i + rows], trim(texts[c : c + columns])
             i1, c1 = self.cross_attention.encode_all_pairs(*part)
             return torch.einsum("icd,icd->ic", i1, c1)
 

@@ -90,9 +90,24 @@ class TransformerLayer(nn.Module):
 
     def ffn(self, vectors: Tensor, attended: Tensor) -> Tensor:
         """Residual connection and norm, then the feed-forward sublayer: all (…, k, d)."""
-        vectors = self.attn_norm(vectors + self.dropout(attended))
-        inner = self.linear2(self.activation(self.linear1(vectors)))
-        return self.ffn_norm(vectors + self.dropout(inner))
+        return self.feed_forward(self.attn_norm(vectors + self.dropout(attended)))
+
+    def feed_forward(self, vectors: Tensor) -> Tensor:
+        """The feed-forward sublayer: (…, k, d) to (…, k, d)."""
+        inner = self.activation(self.linear1(vectors))
+        return self.ffn_norm(self.add_residual(vectors, self.linear2, inner))
+
+    def add_residual(self, vectors: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
+        """Vectors plus the output of a linear layer, with dropout.
+
+        Without gradients the product is added in place, which reads memory less often.
+        """
+        half = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        if self.training or torch.is_grad_enabled() or half:
+            return vectors + self.dropout(linear(x))
+        total = (vectors + linear.bias).expand(*x.shape[:-1], -1).contiguous()
+        total.flatten(0, -2).addmm_(x.flatten(0, -2), linear.weight.T)
+        return total
 
 
 # cell text-cnn

@@ -325,14 +325,25 @@ def padded_pairs(keys: Encoded, queries: Encoded) -> tuple[Tensor, Tensor, PairM
     return k, q, PairMask(keys.mask[:, :, None], queries.mask[:, None, :])
 
 
+def score_padded(
+    affinity: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    mask: PairMask,
+    pair_score: Callable[..., Tensor],
+) -> Tensor:
+    """Scores (b,) of padded pairs from their affinities (b, k, q)."""
+    norm, shapes = vector_norm(queries)[..., 0], [(queries.shape[1], 1)]
+    return pair_score(affinity, keys @ keys.mT, norm, shapes, mask=mask)[:, 0]
+
+
 def score_given_pairs(
     keys: Encoded, queries: Encoded, pair_score: Callable[..., Tensor]
 ) -> Tensor:
     """Score item b with item b only: (b,)."""
     k, q, mask = padded_pairs(keys, queries)
     with full_precision(k):
-        norm, shapes = vector_norm(q)[..., 0], [(q.shape[1], 1)]
-        return pair_score(k @ q.mT, k @ k.mT, norm, shapes, mask=mask)[:, 0]
+        return score_padded(k @ q.mT, k, q, mask, pair_score)
 
 
 # cell pair-attention

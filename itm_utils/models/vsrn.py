@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from itm_utils.data.vocabulary import END, SPECIAL, START
+from itm_utils.data.vocabulary import END, SPECIAL
 from itm_utils.errors import input_error
 from itm_utils.matcher import (
     ImageBatch,
@@ -366,19 +366,3 @@ def stages(parameters: Mapping[str, Any], model: VSRN) -> list[Stage]:
         parameters["margin"], warmup_epochs=parameters["warmup_epochs"]
     )
     return [Stage("train", model, objective, train_config(parameters))]
-
-
-# cell write-greedily
-@torch.no_grad()
-def greedy_decode(
-    decoder: CaptionDecoder, regions: Tensor, mask: Tensor, max_len: int
-) -> Tensor:
-    """Token ids (b, max_len): the most likely next word at every step."""
-    state, memory = decoder.encode(regions, mask)
-    token = torch.full(mask.shape[:1], SPECIAL.index(START), device=mask.device)
-    tokens = []
-    for _ in range(max_len):
-        state = decoder.step(decoder.word_embedding(token), state, memory)
-        token = decoder.out_proj(state).argmax(dim=-1)
-        tokens.append(token)
-    return torch.stack(tokens, dim=1)

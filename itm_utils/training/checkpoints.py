@@ -26,7 +26,6 @@ from itm_utils.files import atomic
 from itm_utils.matcher import Matcher
 
 FORMAT = "itm-checkpoint-2"
-WITHOUT_DIGESTS = "itm-checkpoint-1"  # older files, read as they are
 ADAM = ("step", "exp_avg", "exp_avg_sq")  # what the optimiser remembers of a parameter
 GENERATORS = ("torch", "numpy", "python", "gauss")  # on every device
 HINT = "Give the same settings, or another folder for another run."
@@ -68,15 +67,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
     except SafetensorError as error:
         raise input_error(path, f"no safetensors file ({error})", "a checkpoint of this book") from error
-    if metadata.get("format") not in (FORMAT, WITHOUT_DIGESTS):
-        raise input_error(
-            path,
-            f"format {metadata.get('format')}",
-            f"{FORMAT}",
-            "`itm eval` and itm_lab.parity.adapters load published weights.",
-        )
-    if metadata["format"] == FORMAT:
-        _check_digests(path, metadata, _digests(tensors, metadata.get("info", "")))
+    if metadata.get("format") != FORMAT:
+        hint = "`itm eval` and itm_lab.parity.adapters load published weights."
+        raise input_error(path, f"format {metadata.get('format')}", FORMAT, hint)
+    _check_digests(path, metadata, _digests(tensors, metadata.get("info", "")))
     try:
         info = json.loads(metadata.get("info", ""))
     except (ValueError, RecursionError):
@@ -190,9 +184,9 @@ def check_complete(
     if best:
         check_weights(path, model, checkpoint.part("best."))
     _check_optimizer(path, checkpoint, trained)
-    for name in GENERATORS:
-        if f"rng.{name}" not in checkpoint.tensors:
-            raise input_error(path, f"no rng.{name}", "the state of every random-number generator")
+    for name in ("log.records", *(f"rng.{name}" for name in GENERATORS)):
+        if name not in checkpoint.tensors:
+            raise input_error(path, f"no {name}", "the log, and the state of every random-number generator")
 
 
 def _check_optimizer(path: Path, checkpoint: Checkpoint, trained: Sequence[Tensor]) -> None:

@@ -41,13 +41,14 @@ KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in 
 class TrainResult:
     """log: the records of ``log.jsonl``. best: validation metrics of the chosen weights, with their step.
 
-    model: the one that was trained.
+    model: the one that was trained. captions_a_step: of all processes together.
     """
 
     log: list[dict[str, Any]]
     best: dict[str, float]
     seconds: float
     model: Matcher | None = None
+    captions_a_step: int = 0
 
 
 class _Step(nn.Module):
@@ -165,7 +166,8 @@ class _Run:
             self._train()
         if self.best:
             self.model.load_state_dict(self.best_weights)
-        return TrainResult(self.log, self.best, self.seconds, self.model)
+        captions = self.config.batch_size * self.accelerator.num_processes
+        return TrainResult(self.log, self.best, self.seconds, self.model, captions)
 
     def _train(self) -> None:
         first, began = self.step, time.perf_counter()
@@ -208,9 +210,9 @@ class _Run:
     def _train_step(self, batch: PairBatch) -> None:
         """One update. Nothing in it waits for the device: its numbers are read later, by ``_read_unread``."""
         self.model.train()
-        rate = self.config.learning_rate * lr_multiplier(self.config, self.step / self.steps_per_epoch)
+        learning_rate = self.config.learning_rate * lr_multiplier(self.config, self.step / self.steps_per_epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate
         loss, logs = self.forward(batch)
         self.optimizer.zero_grad()
         self.accelerator.backward(loss)
@@ -222,7 +224,7 @@ class _Run:
                 parameter.grad.masked_fill_(broken, 0)  # so that weights stay numbers until somebody looks
         self.optimizer.step()
         self.step += 1
-        record = {"step": self.step, "loss": loss, "rate": rate, "gradient_norm": norm, **logs}
+        record = {"step": self.step, "loss": loss, "learning_rate": learning_rate, "gradient_norm": norm, **logs}
         record = {name: value.detach() if isinstance(value, Tensor) else value for name, value in record.items()}
         self.unread.append((record, batch.images.ids))
 
@@ -304,11 +306,11 @@ class _Run:
             self._write_best()
         self.accelerator.wait_for_everyone()
 
-    def _write_best(self, damaged_only: bool = False) -> None:
-        """Write the best weights for other commands to open. damaged_only: not if the file holds them already."""
+    def _write_best(self) -> None:
+        """Write the best weights for other commands to open, unless the file is whole and holds them already."""
         path, info = self.folder / "best.safetensors", checkpoints.model_info(self.model, self.provenance)
         tensors = {f"model.{name}": tensor for name, tensor in self.best_weights.items()}
-        if self.best and not (damaged_only and _holds(path, tensors, self.best)):
+        if self.best and not _holds(path, tensors, self.best):
             checkpoints.write_checkpoint(path, tensors, info | {"best": self.best})
 
     def _remove_old(self, written: Path) -> None:
@@ -352,7 +354,7 @@ class _Run:
             for left_over in self.folder.glob(".*.tmp"):  # of a process that was killed while writing
                 left_over.unlink()
             self.log = _restored_log(self.folder / "log.jsonl", checkpoint)
-            self._write_best(damaged_only=True)  # the last process may have ended before it could
+            self._write_best()  # the last process may have ended before it could
         self.accelerator.wait_for_everyone()
 
 
@@ -411,23 +413,7 @@ def _holds(path: Path, tensors: Mapping[str, Tensor], best: Mapping[str, float])
 
 
 def _restored_log(path: Path, checkpoint: checkpoints.Checkpoint | None) -> list[dict[str, Any]]:
-    """The log as the checkpoint has it, and the file made so; older checkpoints have none, and the file is cut."""
-    if checkpoint is None or "log.records" not in checkpoint.tensors:
-        return _cut_log(path, checkpoint.info["step"] if checkpoint else 0)
-    log = json.loads(checkpoint.tensors["log.records"].numpy().tobytes())
+    """The log as the checkpoint has it, and the file made so."""
+    log = json.loads(checkpoint.tensors["log.records"].numpy().tobytes()) if checkpoint else []
     write_text(path, "".join(json.dumps(record) + "\n" for record in log))
     return log
-
-
-def _cut_log(path: Path, step: int) -> list[dict[str, Any]]:
-    """Keep the records up to ``step``, without lines that a kill cut off or a disk damaged."""
-    kept = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line)
-            if record["step"] <= step:
-                kept.append(record)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-    write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
-    return kept

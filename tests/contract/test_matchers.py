@@ -194,6 +194,19 @@ def test_in_single_precision_scores_do_not_depend_on_the_rest_of_the_batch(case:
 
 
 @every_case
+def test_one_of_anything_simply_works(case: Case) -> None:
+    """One image, one caption, one region, one word: scores and gradients are finite."""
+    model = case.build()
+    for regions, lengths in (((1,), (1,)), ((5,), (1, 4)), ((1, 1, 1), (2, 2)), ((3, 1), (1, 1, 1))):
+        scores = model.score(*encode(model, image_batch(regions), text_batch(lengths)))
+        assert scores.i2t.shape == (len(regions), len(lengths))
+        assert scores.i2t.isfinite().all() and scores.t2i.isfinite().all()
+        total(scores).backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@every_case
 def test_encodings_of_batches_can_be_joined(case: Case) -> None:
     """Batches are padded to their own widths; joined, they score as one batch."""
     model, images, texts = case.build(), image_batch(), text_batch()

@@ -19,6 +19,7 @@ from second_device import DEVICE, Sync, counting
 from test_objectives import lacks_attention
 
 from itm_utils.data.batches import PairDataset
+from itm_utils.models.ccr_ccs import AttentionConstraintLoss
 from itm_utils.models.keeping_score import MeanPool
 from itm_utils.models.mmca import MMCA, HardNegativeTripletLoss
 from itm_utils.models.vsepp import HingeTriplet
@@ -26,6 +27,7 @@ from itm_utils.training import TrainConfig, loop
 
 # Matchers and objectives that still wait. Whoever cleans one takes its name out: the last test fails until then.
 NOT_YET: set[str] = set()
+CONSTRAINED = ("SCAN", "BFAN", "PFAN", "SGRAF")  # the base models of chapter 11
 
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda cls: cls.__name__)
 
@@ -47,6 +49,22 @@ def test_a_training_step_never_waits(case: Case, objective: type) -> None:
 def test_no_variant_waits(case: Case) -> None:
     syncs = [*(step_syncs(case, HingeTriplet) or []), *scoring_syncs(case)]
     assert not syncs or case.matcher.__name__ in NOT_YET, f"{len(syncs)} waits:\n{told(syncs)}"
+
+
+@pytest.mark.parametrize("queries", [1, 3, 0])
+@pytest.mark.parametrize("case", [case for case in CASES if case.matcher.__name__ in CONSTRAINED], ids=str)
+def test_a_step_that_logs_conflicts_never_waits(case: Case, queries: int) -> None:
+    """Chapter 11's whole loss, in a batch whose conflicts are logged; it samples one in twenty of them."""
+    calls = []
+
+    def counted(ranking_loss: HingeTriplet) -> AttentionConstraintLoss:
+        loss = AttentionConstraintLoss(ranking_loss, queries=queries, conflicts_every=1)
+        assert loss.logs_conflicts(pair_batch())
+        calls.append(loss)
+        return loss
+
+    syncs = step_syncs(case, counted)
+    assert calls and syncs == [], told(syncs or [])
 
 
 @pytest.mark.parametrize("settings", [{"by_image": True}, {"by_image": True, "hardest": False}, {"budget": 2**20}])

@@ -1,4 +1,7 @@
-"""Chapters on a device that is not the CPU: what only trains, and DCPA's explanations (`tests/second_device.py`)."""
+"""Chapters on a device that is not the CPU (`tests/second_device.py`): what only trains, and what MMCA and DCPA explain.
+
+And chapters on a dataset that is not Scenes: their figures of images are drawn from any images with boxes.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from chapter_on_device import run_on_device
 from notebook_cells import NOTEBOOKS, cells_of
 from second_device import DEVICE
+from toy_dataset import write_toy_dataset
 
+from itm_lab.photos import panels, sheet
 from itm_lab.records.parameters import declared_parameters
 from itm_utils.matcher import Matcher
 
@@ -32,6 +38,36 @@ def test_every_chapter_that_only_trains(notebook: str, tmp_path: Path, monkeypat
     if notebook != "clinic":  # it trains nothing
         assert isinstance(model, Matcher)
         assert {parameter.device for parameter in model.parameters()} == {DEVICE}
+
+
+@pytest.mark.slow
+def test_mmca(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the chapter explains and draws; its pages' numbers are measured on the device."""
+    names = run_on_device("08_mmca", tmp_path, monkeypatch, teach=True, **cheap("08_mmca"))
+    assert {parameter.device for parameter in names["model"].parameters()} == {DEVICE}
+    assert len(names["curve"]) == len(names["TEST_WEIGHTS"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", ["01_vsepp", "02_scan", "03_bfan", "05_vsrn", "06_saem", "08_mmca"])
+def test_figures_of_a_dataset_that_is_not_scenes(
+    notebook: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that explains runs, and every figure with images shows some: Scenes is only where truth is known."""
+    shown: list[int] = []
+
+    def note(axes: Any, gallery: Any, image: int, boxes: bool = False) -> None:
+        shown.append(image)
+        show(axes, gallery, image, boxes)
+
+    show = sheet.show
+    for module in (sheet, panels):
+        monkeypatch.setattr(module, "show", note)
+    monkeypatch.setattr("chapter_on_device.DEVICE", torch.device("cpu"))
+    data = write_toy_dataset(tmp_path / "toy", {"train": 70, "dev": 62, "test": 70})
+    changes = {"teach": True, "dataset": str(data), "evaluate_on": "test"} | cheap(notebook)
+    run_on_device(notebook, tmp_path / "run", monkeypatch, **changes)
+    assert len(shown) >= 4
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def rsum_of(given: dict) -> float:
 @pytest.fixture
 def itm_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """``itm run`` with pretended papermill calls: returns exit code, output and the jobs that were started."""
-    data = write_toy_dataset(tmp_path / "f30k", {"train": 20, "dev": 5, "test": 5}, regions=6, width=8)
+    data = write_toy_dataset(tmp_path / "f30k", {"train": 26, "dev": 5, "test": 5}, regions=6, width=8)
 
     def pretend(job: Job) -> SimpleNamespace:
         given = job.parameters

@@ -18,6 +18,7 @@ from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Matcher, OfflineNegatives, PairBatch
 from itm_utils.models.bfan import BFAN
+from itm_utils.models.dcpa import DCPA, IntraPAM
 from itm_utils.models.keeping_score import MeanPool
 from itm_utils.models.pfan import PFAN
 from itm_utils.models.saem import SAEM
@@ -55,6 +56,7 @@ GROUPED = [
     pytest.param(SGRAF, {"head": "SAF"}, id="SAF"),
     pytest.param(SGRAF, {"head": "SGR"}, id="SGR"),
 ]
+STAGES = [pytest.param(matcher, {}, id=matcher.__name__) for matcher in (IntraPAM, DCPA)]  # what chapter 09 trains
 OTHERS = [pytest.param(matcher, {}, id=matcher.__name__) for matcher in (MeanPool, VSEPP, VSRN, SAEM)]
 
 
@@ -77,7 +79,7 @@ def test_compiled_scores(matcher: type[Matcher], options: dict[str, Any], any_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("matcher", "options"), GROUPED)
+@pytest.mark.parametrize(("matcher", "options"), [*GROUPED, *STAGES])
 def test_compiling_ends(
     matcher: type[Matcher], options: dict[str, Any], any_pairs: PairDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

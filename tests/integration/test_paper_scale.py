@@ -1,10 +1,12 @@
 """The way of a GPU user, on a small Flickr30K and a small COCO: from experiment to receipt to a row beside the paper's.
 
-Models are those of the papers, in their widths; what is small is the data, and with it batches, epochs and lists.
+What is small is the data, and with it batches, epochs and lists. Models have the widths of the papers where they stand
+for themselves, in part I, and in MMCA and DCPA; where a chain of runs is the point (AOQ, a search) they are narrow.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -33,23 +35,36 @@ MORE = FEW | {"epochs": 3}  # chapters that look at dev only in a training of mo
 COSTLY = MORE | {"batch_size": 8}  # pairs are expensive here, and a batch has its square of them
 STAGES = MORE | {"inter_epochs": 3, "inter_batch_size": 8}
 LISTS = {"captions_mined": 20, "captions_kept": 10}
-ROUNDS = FEW | LISTS | {"batch_size": 8, "first_epochs": 1, "first_batch_size": 16}
-# Chapter → its experiments, and what is smaller in them than published. On Flickr30K those of chapter 10 share a miner and
-# are a row together; of chapter 11 the second is measured by the first.
+NARROW = {"width": 64, "word_dim": 16}
+ROUNDS = FEW | LISTS | NARROW | {"batch_size": 8, "first_epochs": 1, "first_batch_size": 16}
+ROUNDS |= {"miner_width": 64, "caption_width": 16}
+# Chapter → its experiments, and what is smaller in them than published. On Flickr30K those of chapter 10 share a miner, two
+# of them are a row together, and VSRN's is measured by the online run before it; stage one of chapter 09 is trained by
+# the first of its runs; of chapter 11 the last is measured by the first.
 RUNS = {
     "02_scan": (["scan/f30k/t2i_avg", "scan/coco/i2t_lse"], FEW),
     "03_bfan": (["bfan/f30k/equal", "bfan/coco/prob"], FEW),
+    "04_pfan": (["pfan/f30k/t2i", "pfan/f30k/i2t"], FEW | NARROW),
     "05_vsrn": (["vsrn/f30k/first", "vsrn/coco/first"], FEW),
+    "06_saem": (["saem/f30k/full", "saem/coco/full"], FEW),
     "07_sgraf": (["sgraf/f30k/saf", "sgraf/coco/sgr"], FEW),
     "08_mmca": (["mmca/f30k/full", "mmca/coco/full"], COSTLY),
-    "09_dcpa": (["dcpa/f30k/two_stages", "dcpa/coco/gru"], STAGES),
-    "10_aoq": (["aoq/f30k/scan_adapoffquin", "aoq/coco/bfan_adapoffquin", "aoq/f30k/scan_i2t_adapoffquin"], ROUNDS),
+    "09_dcpa": (["dcpa/f30k/intra", "dcpa/f30k/two_stages", "dcpa/coco/gru"], STAGES),
+    "10_aoq": (
+        ["aoq/f30k/vsrn_online_short", "aoq/f30k/vsrn_adapoffquin", "aoq/f30k/scan_adapoffquin",
+         "aoq/f30k/scan_i2t_adapoffquin", "aoq/coco/bfan_adapoffquin"],
+        ROUNDS,
+    ),
     "11_ccr_ccs": (["ccr_ccs/f30k/scan_baseline", "ccr_ccs/coco/saf_ccr_ccs", "ccr_ccs/f30k/scan_ccr_ccs"], MORE),
 }  # fmt: skip
 
 
+NARROWER = {"vsrn/coco/first": {"width": 64, "caption_width": 16}}  # its width is that of the run on Flickr30K
+
+
 def changes_of(name: str) -> dict[str, int]:
-    return next(changes for names, changes in RUNS.values() if name in names)
+    changes = next(changes for names, changes in RUNS.values() if name in names)
+    return changes | NARROWER.get(name, {})
 
 
 def options(name: str, **more: str) -> list[str]:
@@ -132,6 +147,57 @@ def test_a_receipt_stands_beside_the_row_of_its_paper(
     page = [line.replace("\\", "") for line in results_page(ledger, paper)]
     lines = [line for line in page if line.startswith(row)]
     assert any(re.search(r"\| \d+\.\d \[\d+\.\d, \d+\.\d\] \(1\) \|$", line) for line in lines), lines
+
+
+def job_named(jobs: list[Job], name: str) -> Job:
+    return next(job for job in jobs if job.experiment.name == name)
+
+
+def test_round_two_is_measured_by_the_online_run_before_it(finished: Callable, small_book: Path) -> None:
+    """AOQ: online run, miner, lists, round two; runs that share the miner find its lists."""
+    jobs = finished("10_aoq")
+    online, second = (job_named(jobs, f"aoq/f30k/{name}") for name in ("vsrn_online_short", "vsrn_adapoffquin"))
+    assert second.parameters["online_run"].format(seed=0) == online.parameters["run_dir"]
+    assert "epochs_to_online_best_i2t" in receipts_of(second, small_book / "made")[0]["metrics"]
+    lists = [path.relative_to(small_book).parent for path in small_book.glob("runs/aoq/f30k/**/lists/manifest.json")]
+    assert lists == [Path("runs/aoq/f30k/round_one/s0/lists")]
+
+
+def test_stage_two_finds_the_stage_one_that_another_run_trained(finished: Callable) -> None:
+    intra, both = (job_named(finished("09_dcpa"), f"dcpa/f30k/{name}") for name in ("intra", "two_stages"))
+    assert both.root / both.parameters["stage_one"].format(seed=0) == intra.folder / "intra"
+    assert (intra.folder / "intra/best.safetensors").is_file() and not (both.folder / "intra").exists()
+
+
+GRID = {"ccr_weight": [0.1, 1.0]}
+
+
+def test_a_search_chooses_the_setting_of_the_run_that_fills_the_row(small_book: Path, tmp_path: Path) -> None:
+    """CCR: every setting and as many baselines on dev, the recorded choice, the baseline and the chosen run on test."""
+    for name in ("_toc.yml", "book", "notebooks", "pyproject.toml", "data"):
+        (tmp_path / name).symlink_to(small_book / name)
+    (tmp_path / "experiments").mkdir()
+    text = (ROOT / "experiments/ccr_ccs.yaml").read_text(encoding="utf-8")
+    text, count = re.subn(r"(search_ccr: {select: {grid: ){.+?}", rf"\1{json.dumps(GRID)}", text)
+    assert count == 1
+    (tmp_path / "experiments/ccr_ccs.yaml").write_text(text, encoding="utf-8")
+    names = ["ccr_ccs/f30k/scan_baseline", "ccr_ccs/f30k/scan_ccr"]
+    changes = [word for key, value in (FEW | NARROW).items() for word in ("-p", f"{key}={value}")]
+    command = [str(Path(sys.executable).with_name("itm")), "run", *names, *changes, "--jobs", "2"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (path,) = (tmp_path / "receipts/11_ccr_ccs/choices").iterdir()
+    record = json.loads(path.read_text(encoding="utf-8"))
+    tried = {run["setting"]["ccr_weight"]: run["rsum"] for run in record["runs"]}
+    assert sorted(tried) == GRID["ccr_weight"] and len(record["baseline_runs"]) == len(tried)
+    assert record["chosen"] == {"ccr_weight": max(tried, key=tried.__getitem__)}
+    (chosen,) = map(read_receipt, (tmp_path / "receipts/11_ccr_ccs").glob("SCAN-CCR-*.json"))
+    assert chosen["parameters"]["ccr_weight"] == record["chosen"]["ccr_weight"]
+    assert chosen["dataset"]["split"] == "test" and "att_f1_common" in chosen["metrics"]  # beside the baseline's
+    row = f"{chosen['metrics']['rsum']['value']:8.1f}  f30k_precomp all {TEST}, 1 seed"
+    assert any(line.startswith("SCAN CCR ") and row in line for line in ended.stdout.splitlines()), ended.stdout
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0 and again.stdout.count("kept") == 2  # nothing is searched or trained a second time
 
 
 @pytest.mark.parametrize("name", ["scan/f30k/t2i_avg", "mmca/coco/full"])

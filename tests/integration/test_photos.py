@@ -578,7 +578,8 @@ def test_an_interrupted_call_goes_on_only_with_the_same_inputs(folder: Path, mon
     for content, message in {
         "{": "a damaged note",
         "[]": "a damaged note",
-        '{"facts": []}': "with other network",
+        '{"facts": []}': "a damaged note",
+        '{"facts": {}}': "with other network",
     }.items():
         (staging / "state.json").write_text(content)
         with pytest.raises(ItmError, match=message):

@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 from itm_lab.cli import app
 from itm_lab.evidence.run_tables import table_of
 from itm_lab.experiments import runner as running
-from itm_lab.experiments.cost import described
+from itm_lab.experiments.cost import Costs, described
 from itm_lab.experiments.ensembles import ensemble_of, is_averaged, run_ensembles
 from itm_lab.experiments.experiment_files import (
     expand,
@@ -599,7 +599,7 @@ def test_of_several_receipts_in_a_folder_the_one_that_the_scores_give_is_taken(t
             evidence = Evidence.of(fold_ranks(scores, owner, 1), owner)
             whole = evaluate(scores, owner)
             protocol = "5K" if split == "testall" else whole.protocol
-            dataset = {"name": "coco", "split": split, "fingerprint": split}
+            dataset = {"name": "coco", "split": split, "fingerprint": str(images)[0] * 64}
             made = make_receipt(
                 **about,
                 variant=folder.name,
@@ -667,7 +667,7 @@ def test_seeds_that_are_none_or_without_end_are_one_clear_error(text: str) -> No
 @pytest.mark.parametrize("table", TABLES)
 def test_a_plan_names_every_run_and_its_cost(table: str) -> None:
     jobs = plan(ROOT, [], table, "0-1", [], [])
-    lines = list(described(jobs, "RTX 3090", ROOT / "receipts"))
+    lines = list(described(jobs, Costs("RTX 3090"), ROOT / "receipts"))
     assert len(lines) > len(jobs) >= 2
     for job, line in zip(jobs, lines, strict=False):
         assert job.parameters["variant"] in line
@@ -793,9 +793,11 @@ def test_a_log_that_is_damaged_stops_no_bar(content: bytes, tmp_path: Path) -> N
 def test_a_failed_run_may_have_said_anything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (job,) = plan(ROOT, ["vsepp/f30k/vsepp"], "", "0", [f"run_dir={tmp_path / 'r'}"], [])
     job.folder.mkdir(parents=True)
-    (job.folder / "papermill.log").write_bytes(b"out of memory \xff\xfe")
+    (job.folder / "papermill.log").write_bytes(b"out of memory \xff\xfe \x1b]0;new title\x07\x1b[2J")
     assert not running.finish(job, SimpleNamespace(returncode=1), tmp_path)  # pyright: ignore
-    assert "failed: out of memory" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "failed: out of memory" in said and "\\x1b]0;new title\\x07\\x1b[2J" in said
+    assert "\x1b" not in said and "\x07" not in said
 
 
 def test_an_interrupted_run_goes_on_to_the_same_receipt(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from itm_utils.models.keeping_score import InBatchSoftmax, MeanPool
 from itm_utils.training import checkpoints, loop
 from itm_utils.training.checkpoints import (
     FORMAT,
-    WITHOUT_DIGESTS,
     Checkpoint,
     load_model,
     read_checkpoint,
@@ -117,6 +116,7 @@ def test_the_loop_is_plain_adam_with_clipping(toy_pairs: PairDataset, tmp_path: 
     for mine, theirs in zip(trained.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
     assert result.log[-1]["loss"] == loss.item()
+    assert result.log[0]["learning_rate"] == config.learning_rate
     assert max(record["gradient_norm"] for record in result.log) > config.clip_norm
 
 
@@ -296,6 +296,7 @@ DAMAGE = {
     "one tensor of the optimiser missing": {"drop": r"optimizer\.1\.exp_avg"},
     "all of one parameter missing": {"drop": r"optimizer\.1\..*"},
     "no generators": {"drop": r"rng\..*"},
+    "no log": {"drop": r"log\..*"},
     "no weights": {"drop": r"model\..*"},
     "no best weights": {"drop": r"best\..*"},
     "a best that is none": {"best": 3},
@@ -337,12 +338,13 @@ def test_damaged_checkpoints_of_later_steps_push_out_no_good_one(
     assert [len(files) for files in seen] == [0, 1, *[2] * 10]
 
 
-def test_older_checkpoints_are_still_read(toy_pairs: PairDataset, tmp_path: Path) -> None:
+def test_a_checkpoint_without_digests_is_refused(toy_pairs: PairDataset, tmp_path: Path) -> None:
     path, model = tmp_path / "m.safetensors", model_for(toy_pairs)
     info = {"model": "MeanPool", "config": model.config, "provenance": {}}
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    save_file(tensors, path, metadata={"format": WITHOUT_DIGESTS, "info": json.dumps(info)})
-    load_model(path, model_for(toy_pairs))
+    save_file(tensors, path, metadata={"format": "itm-checkpoint-1", "info": json.dumps(info)})
+    with pytest.raises(ItmError, match="found format itm-checkpoint-1, expected itm-checkpoint-2"):
+        load_model(path, model_for(toy_pairs))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""AOQ against its public code and a second reading of the paper: every number of every reference case."""
+"""AOQ against its public code and a second implementation of the same reading: every number of every reference case."""
 
 from __future__ import annotations
 

@@ -30,13 +30,18 @@ from itm_utils.metrics.attention import (
     check_split,
     collect_attention,
     common_phrases,
-    measure_attention,
     relevant_regions,
 )
 from itm_utils.models.bfan import BFAN
 from itm_utils.models.scan import SCAN
 from itm_utils.models.vsepp import VSEPP
 from itm_utils.scoring import BATCH
+
+
+def measure_attention(model, split, texts, grounding, thresholds=THRESHOLDS, iou=0.4, within="max", **more):
+    """Collect and measure at once."""
+    return collect_attention(model, split, texts, grounding, **more).quality(thresholds, iou, within)
+
 
 # -- the slow version ------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.runner import Case, Work, check_outputs, faster, measure, times
+from benchmarks.runner import Absent, Case, Work, check_outputs, faster, measure, run, times
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +38,25 @@ def test_ratio_is_that_of_the_work():
 
     found = measure(Case("c", "g", "w", build, (faster("loop"),), {}, {}), {"n": 200_000}, rounds=5)
     assert 4 < found["ratios"]["loop"]["ratio"] < 16
+
+
+def test_a_given_way_is_not_run():
+    """Commands are compared with a second, by the clock of the processes they start."""
+
+    def build() -> Work:
+        return Work({"ours": lambda: None}, given={"a second": 1.0}, clock=lambda job: 2.5)
+
+    found = measure(Case("c", "g", "w", build, (times("seconds", 2.5, of="a second"),), {}, {}), {}, rounds=2)
+    assert found["ratios"]["seconds"]["ratio"] == pytest.approx(2.5)
+
+
+def test_a_case_says_what_is_absent():
+    def build() -> Work:
+        raise Absent("faiss is not installed")
+
+    ((_, found),) = run({"c": Case("c", "g", "w", build, (faster("loop"),), {}, {})}, quick=True)
+    assert found["absent"] == "faiss is not installed"
+    assert found["ratios"] == {}
 
 
 def bench(*given: str) -> subprocess.CompletedProcess:

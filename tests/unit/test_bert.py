@@ -99,12 +99,6 @@ def test_states_under_the_padding_can_be_kept(encoder):
     assert full.features[0, int(full.lengths[0]) :].abs().amax(dim=1).min() > 0.1
 
 
-def test_pieces_of_a_word_know_their_word(encoder):
-    texts = bert_captions(split_of(["a violet"]), encoder)
-    words = texts.words.tolist()
-    assert words[0] == words[-1] == -1 and words[1] == 0 and set(words[2:-1]) == {1}
-
-
 def test_no_word_of_the_dataset_is_unknown(encoder):
     from itm_lab.scenes.families import sample_split
     from itm_lab.scenes.world import Knobs

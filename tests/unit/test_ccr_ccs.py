@@ -17,9 +17,11 @@ from notebook_cells import run_cells
 from second_device import DEVICE, counting
 from torch import Tensor
 
+from itm_lab.evidence.tables import lab_table
 from itm_lab.experiments.ensembles import ensemble_of
-from itm_lab.records.receipts import make_receipt, read_receipt, write_receipt
+from itm_lab.records.receipts import make_receipt, read_receipt, variant_receipts, write_receipt
 from itm_lab.records.scores import save_scores, write_scores
+from itm_lab.teaching.figures import intervals
 from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Attention, Matcher, OfflineNegatives, Scores, length_mask
@@ -757,9 +759,10 @@ def drawn_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plt, "show", lambda: None)
     names = {"none": "--", "CCR": "-.", "CCS": ":", "both": "-"}
     given = {"teach": True, "grounding": True, "by_variant": {}, "DATA_NAME": "toy", "SEEDS": (0, 1), "np": np}
+    given["variant_receipts"] = variant_receipts
     given |= {"plt": plt, "KINDS": CURVE_KINDS, "LAB_MODELS": ("SCAN", "BFAN", "SAF")}
     given["styles"] = {name: ("#0072b2", style) for name, style in names.items()}
-    yield lambda: run_cells("11_ccr_ccs", ("looks-table", "receipt-curves"), given)
+    yield lambda **more: run_cells("11_ccr_ccs", ("looks-table", "receipt-curves"), given | more)
     plt.close("all")
 
 
@@ -779,6 +782,25 @@ def test_the_curves_of_receipts_are_drawn_as_means_over_the_seeds(tmp_path: Path
             np.testing.assert_allclose(line.get_ydata(), 20.0 * number + 5)  # of seeds 0 and 1
     (legend,) = plt.gcf().legends
     assert [text.get_text() for text in legend.get_texts()] == list(CURVE_KINDS)
+
+
+@pytest.mark.parametrize(("run", "shown"), [("SGRAF", "SGRAF"), ("SAF", "SAF")])
+def test_both_heads_of_sgraf_stand_in_the_place_of_the_first_where_they_were_run(
+    run: str, shown: str, tmp_path: Path, drawn_curves, capsys
+) -> None:
+    """At paper size the ensemble has receipts, with the mean of its members' curves; on Scenes SAF has."""
+    for number, kind in enumerate(CURVE_KINDS):
+        for name in {run, "SAF"}:  # the members of an ensemble have receipts, too
+            write_curve(tmp_path, f"{name} {kind}", 0, 20.0 * number)
+    given = {"DATA_NAME": "toy", "seed": 0, "teach": True, "grounding": None, "plt": plt}
+    given |= {"lab_table": lab_table, "intervals": intervals}
+    found = run_cells("11_ccr_ccs", ("arms",), given)
+    assert ("SCAN", "BFAN", shown) == found.LAB_MODELS and list(found.by_variant) == [
+        f"{shown} {k}" for k in CURVE_KINDS
+    ]
+    printed = capsys.readouterr().out
+    assert "SCAN CCR+CCS three queries  not run yet" in printed and f"{shown} CCR+CCS" in printed
+    assert drawn_curves(LAB_MODELS=found.LAB_MODELS, SEEDS=found.SEEDS).complete == [shown]
 
 
 def test_a_base_model_without_all_its_curves_is_not_drawn(tmp_path: Path, drawn_curves, capsys) -> None:

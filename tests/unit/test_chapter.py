@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +19,18 @@ from itm_lab.records.collapse import item_vectors, mean_cosine
 from itm_lab.records.parameters import declared_parameters, parameters_model, settings_of
 from itm_lab.records.receipts import read_receipt, variant_receipts
 from itm_lab.records.scores import read_scores, write_scores
+from itm_lab.records.training import joint_training, search_record
+from itm_utils.data.phrases import Grounding, Phrase
 from itm_utils.data.precomp import open_split
+from itm_utils.digests import file_digest
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Scores, Texts
 from itm_utils.metrics.retrieval import evaluate, evaluate_folds
-from itm_utils.models.keeping_score import MeanPool
+from itm_utils.models.keeping_score import InBatchSoftmax, MeanPool
 from itm_utils.models.vsepp import VSEPP
 from itm_utils.scoring import encode_split, score_split
+from itm_utils.training import Stage
+from itm_utils.training.checkpoints import tensor_digest
 from itm_utils.training.loop import TrainResult
 from itm_utils.validation import validated
 
@@ -250,3 +257,155 @@ def test_parameters_of_a_notebook_are_those_that_papermill_finds() -> None:
     for path in tagged:
         found = {name: ast.literal_eval(one["default"]) for name, one in inspect_notebook(str(path)).items()}
         assert {name: field.default for name, field in notebook_model(path).model_fields.items()} == found
+
+
+# ---------------------------------------------------------------------------------------------- what a receipt says of the training
+
+
+def a_stage(run: Chapter, name: str = "final", epochs: int = 2) -> Stage:
+    data = run.data
+    assert data is not None
+    torch.manual_seed(0)
+    model = MeanPool(len(data.vocabulary), data.train.feature_dim, 8)
+    return Stage(name, model, InBatchSoftmax(), replace(run.config(), epochs=epochs))
+
+
+def the_receipt(run: Chapter, result: TrainResult, **changes: object) -> dict:
+    run.parameters |= changes
+    run.save_result(some_scores(run), result)
+    (receipt,) = variant_receipts("02_scan", "toy", "toy", run.folder)
+    return receipt
+
+
+def test_every_stage_is_recorded_with_what_it_saw_and_how_it_went(toy_run: Chapter) -> None:
+    data = toy_run.open()
+    first = toy_run.train(a_stage(toy_run, "first", 1), folder=toy_run.folder / "first", validate=False)
+    last = toy_run.train(a_stage(toy_run))
+    toy_run.train(a_stage(toy_run, "shown"), folder=toy_run.folder / "shown", counts=False)
+    found = the_receipt(toy_run, last)
+    steps = data.train.n_captions // 4
+    one, two = found["training"]["stages"]
+    assert found["training"]["train_images"] == 10 and found["training"]["captions_seen"] == 3 * steps * 4
+    assert (one["name"], one["epochs"], one["steps"], one["captions_seen"], one["dev"]) == (
+        "first",
+        1,
+        steps,
+        4 * steps,
+        [],
+    )
+    assert (two["name"], two["shared"], two["learning_rate"], two["batch_size"]) == ("final", False, 0.1, 4)
+    rsums = [record["val_rsum"] for record in last.log if "val_rsum" in record]
+    assert two["dev"] == [[4 * steps, rsums[0]], [8 * steps, rsums[1]]]
+    assert one["final_loss"] == pytest.approx(np.mean([record["loss"] for record in first.log]))
+    assert found["metrics"]["final_loss"]["value"] == two["final_loss"]
+
+
+def test_a_stage_that_another_run_trained_counts_too(toy_run: Chapter, tmp_path: Path) -> None:
+    toy_run.open()
+    shared = tmp_path / "stage one"
+    toy_run.train(a_stage(toy_run, "intra"), folder=shared)
+    again = started(**toy_run.parameters)
+    again.open()
+    stage = a_stage(again, "intra")
+    again.train(stage, folder=shared)  # nothing is left to train
+    found = the_receipt(again, again.train(a_stage(again)))
+    assert [(one["name"], one["shared"]) for one in found["training"]["stages"]] == [("intra", True), ("final", False)]
+    steps = sum(one["steps"] for one in found["training"]["stages"])
+    assert found["training"]["captions_seen"] == 4 * steps and steps == 4 * (50 // 4)
+    assert found["inputs"]["stage_intra"] == tensor_digest(stage.model.state_dict())
+
+
+def test_a_resumed_run_records_its_whole_training(toy_run: Chapter) -> None:
+    toy_run.open()
+    whole = toy_run.train(a_stage(toy_run))
+    again = started(**toy_run.parameters)
+    again.open()
+    assert the_receipt(again, again.train(a_stage(again)))["training"]["stages"][0]["dev"] == [
+        [4 * record["step"], record["val_rsum"]] for record in whole.log if "val_rsum" in record
+    ]
+
+
+def test_what_entered_the_run_is_recorded(toy_run: Chapter) -> None:
+    data = toy_run.open()
+    grounding = Grounding([[Phrase(0, 3, np.array([[0, 0, 5, 5]]))]])
+    toy_run.uses("grounding", grounding)
+    toy_run.uses("baseline", data.train.root / "dev_ids.txt")
+    toy_run.uses("nothing", None)
+    found = the_receipt(toy_run, TrainResult(log=[], best={}, seconds=1.0))
+    assert found["dataset"]["fingerprint"] == data.test.identity()["fingerprint"]
+    assert found["inputs"] == {
+        "train": data.train.identity()["fingerprint"],
+        "dev": data.dev.identity()["fingerprint"],
+        "vocabulary": data.vocabulary.fingerprint,
+        "grounding": grounding.fingerprint,
+        "baseline": file_digest(data.train.root / "dev_ids.txt"),
+    }
+    assert found["training"] is None and found["search"] is None
+    moved = Grounding([[Phrase(0, 3, np.array([[0, 0, 5, 6]]))]])
+    assert moved.fingerprint != grounding.fingerprint != Grounding([[]]).fingerprint
+
+
+@pytest.mark.parametrize("kind", ["train_ims", "dev_ims"])
+def test_a_chapter_refuses_to_go_on_with_other_data(toy_run: Chapter, kind: str) -> None:
+    toy_run.open()
+    toy_run.train(a_stage(toy_run))
+    path = Path(toy_run.parameters["dataset"]) / f"{kind}.npy"
+    features = np.load(path)
+    features[3] += 1
+    np.save(path, features)
+    toy_run.open()
+    with pytest.raises(ItmError, match=r"found (dataset|dev) = "):
+        toy_run.train(a_stage(toy_run))
+
+
+def test_training_needs_data(toy_run: Chapter) -> None:
+    toy_run.data = None
+    with pytest.raises(ItmError, match="training without data"):
+        toy_run.train(None)  # pyright: ignore[reportArgumentType]
+
+
+# ---------------------------------------------------------------------------------------------- what chose the settings
+
+
+RECORD = {"select": {"grid": {"learning_rate": [0.1, 0.2]}, "on": "dev", "seeds": 2}, "runs": [{}] * 4, "chosen": {}}
+
+
+def test_the_search_that_chose_the_settings_is_recorded(
+    toy_run: Chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "receipts/02_scan/choices/scan_toy_x.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(RECORD))
+    monkeypatch.setenv("ITM_SEARCH_RECORD", str(path))
+    run = started(**toy_run.parameters)
+    run.open()
+    assert the_receipt(run, TrainResult(log=[], best={}, seconds=1.0))["search"] == {
+        "grid": {"learning_rate": [0.1, 0.2]}, "runs": 4, "seeds": 2,
+        "record": "02_scan/choices/scan_toy_x.json", "digest": file_digest(path),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", "{}", '{"select": 3, "runs": []}', '{"select": {"grid": {}}, "runs": 2}']
+)
+def test_a_search_record_that_is_none_is_one_clear_error(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "choice.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ItmError, match=r"choice\.json: found .*, expected the record of a search"):
+        search_record(str(path))
+
+
+def test_the_training_of_an_ensemble_is_that_of_its_members() -> None:
+    def member(variant: str, seen: int) -> dict:
+        stage = {"name": "final", "captions_seen": seen}
+        return {
+            "variant": variant,
+            "seed": 3,
+            "training": {"captions_seen": seen, "train_images": 7, "stages": [stage]},
+        }
+
+    found = joint_training([member("t2i", 10), member("i2t", 20)])
+    assert found is not None and (found["captions_seen"], found["train_images"]) == (30, 7)
+    assert [stage["name"] for stage in found["stages"]] == ["t2i, seed 3: final", "i2t, seed 3: final"]
+    assert joint_training([member("t2i", 10), {"variant": "old", "seed": 3}]) is None

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 import torch
+from notebook_cells import cells_of
 from test_mmca import (
     EXACT,
     HEADS,
@@ -763,9 +763,8 @@ def test_selected_regions_are_those_that_enter_the_scores(w: Weights, top_k: int
 @pytest.fixture(scope="module")
 def parameters() -> dict:
     """The defaults of the page."""
-    notebook = nbformat.read(ROOT / "notebooks" / "09_dcpa.ipynb", as_version=4)
-    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    return {name: value for name, (_, value) in declared_parameters(cell.source).items()}
+    source = cells_of("09_dcpa")["parameters"]
+    return {name: value for name, (_, value) in declared_parameters(source).items()}
 
 
 PAPER = {"epochs": 50, "batch_size": 300, "inter_epochs": 30, "inter_batch_size": 84}
@@ -964,6 +963,7 @@ def steps(
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", ["two", "joint"])
 def test_two_steps_of_each_stage_at_the_papers_size(parameters: dict, training: str) -> None:
     """36 regions of 2,048 numbers, tokens of 768, width 256, 16 heads: a stage moves its own weights and no others."""

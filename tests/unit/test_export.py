@@ -13,8 +13,8 @@ from tiny_book import ROOT, code, tiny_book
 
 from itm_lab.notebook_io import read_notebook, write_notebook
 from itm_lab.publish.export import export, render_all, stale_modules
+from itm_lab.teaching.cells import add_to
 from itm_utils.errors import ItmError
-from itm_utils.teaching import add_to
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ class Counter:
 """
 ADDED = """\
 #| export
-from itm_utils.teaching import add_to
+from itm_lab.teaching.cells import add_to
 
 
 @add_to(Counter)

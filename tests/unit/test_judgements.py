@@ -12,7 +12,7 @@ import torch
 from itm_lab.evidence.judgements import (
     CROWD,
     EXPERTS,
-    Judgements,
+    PairJudgements,
     above_chance,
     audit,
     audit_runs,
@@ -99,13 +99,13 @@ def test_missing_files_are_named(split: PrecompSplit) -> None:
         read_judgements(split.root, open_split(split.root, "test"))
 
 
-def random_case(seed: int) -> tuple[Scores, np.ndarray, Judgements]:
+def random_case(seed: int) -> tuple[Scores, np.ndarray, PairJudgements]:
     rng = np.random.default_rng(seed)
     owner = np.repeat(np.arange(IMAGES), 5)
     scores = Scores(*(torch.from_numpy(rng.random((IMAGES, 5 * IMAGES))) for _ in "ab"))
     judged = np.zeros((IMAGES, 5 * IMAGES), dtype=bool)
     judged[:, 2::5] = rng.random((IMAGES, IMAGES)) < 0.6  # one caption of each image, as in Flickr8k
-    return scores, owner, Judgements(judged, judged & (rng.random(judged.shape) < 0.5))
+    return scores, owner, PairJudgements(judged, judged & (rng.random(judged.shape) < 0.5))
 
 
 def slow_query(scored: dict[int, float], own: set[int], judged: set[int], right: set[int], k: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -17,12 +18,17 @@ from typer.testing import CliRunner
 
 from itm_lab.cli import app
 from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger
-from itm_lab.evidence.verdicts import pearson_interval
+from itm_lab.evidence.statistics import Interval, two_way_bootstrap
+from itm_lab.evidence.verdicts import ComparisonResult, after_holm, pearson_interval, verdict_of
 from itm_lab.notebook_io import KERNELSPEC
-from itm_lab.publish.ledger_pages import OTHERS, escape, page, variant_of
-from itm_lab.records.receipts import Evidence, make_receipt, seal_of, write_receipt
-from itm_lab.records.rules import comparisons, rule_digest
+from itm_lab.publish.claims_page import effects_of
+from itm_lab.publish.forest import COLOURS, Row, forest
+from itm_lab.publish.ledger_pages import OTHERS, escape, figures, page, variant_of
+from itm_lab.records.checkout import Code
+from itm_lab.records.receipts import seal_of
+from itm_lab.records.rules import DECLARED, comparisons, rule_digest
 from itm_utils.errors import ItmError
+from tests.checked_receipts import aged, fair, hits_receipt, stage, training, write
 
 # The papers' numbers and claims were checked against the papers once. Whoever changes one says so here as well.
 CHECKED = {
@@ -32,6 +38,9 @@ CHECKED = {
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = Ledger(ROOT)
 WARM, ALL, COLD = "VSE++ hardest after warm-up", "VSE++ all negatives", "VSE++ hardest from step one"
+SCAN_VARIANTS = [f"SCAN {kind} {how}" for kind in ("t2i", "i2t", "ensemble") for how in ("AVG", "LSE")]
+CC_VARIANTS = [f"{base} {how}" for base in ("SCAN", "BFAN", "SAF") for how in ("baseline", "CCR", "CCS", "CCR+CCS")]
+PLANNED = {"01_vsepp": [WARM, ALL, COLD], "02_scan": SCAN_VARIANTS, "09_dcpa": ["DCPA"], "11_ccr_ccs": CC_VARIANTS}
 PAGES = (
     "claims",
     "claims-foundations",
@@ -52,13 +61,21 @@ def root(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "book/references.bib", tmp_path / "book")
     shutil.copy(ROOT / "_toc.yml", tmp_path)
     (tmp_path / "pyproject.toml").touch()
+    for name, chapter in PLANNED.items():
+        (tmp_path / "notebooks").mkdir(exist_ok=True)
+        (tmp_path / "notebooks" / f"{name}.ipynb").touch()
+        (tmp_path / "experiments").mkdir(exist_ok=True)
+        variants = {str(number): {"variant": variant} for number, variant in enumerate(chapter)}
+        seeds = "5-14" if name == "11_ccr_ccs" else "5-9"  # the protocol asks for ten of these
+        plan = {"datasets": {"scenes": {"base": {"seeds": seeds}, "variants": variants}}}
+        (tmp_path / "experiments" / f"{name[3:]}.yaml").write_text(yaml.safe_dump(plan), encoding="utf-8")
     return tmp_path
 
 
 @pytest.fixture(autouse=True)
 def quick_receipts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking git for the commit and waiting for the disk cost more than all the rest of a receipt."""
-    monkeypatch.setattr("itm_lab.records.receipts._commit", lambda: None)
+    monkeypatch.setattr("itm_lab.records.receipts.code_of", lambda paths: Code("c" * 40, True))
     monkeypatch.setattr("itm_lab.records.receipts._version", lambda package: "0")
     monkeypatch.setattr("os.fsync", lambda file: None)
 
@@ -68,31 +85,27 @@ def put(
 ):
     """Receipts of a variant with seeds 5, 6, …; each hit is one of 500 images, and its captions, found at once.
 
-    So a hit is worth 1.2 points of rsum.
+    So a hit is worth 1.2 points of rsum. Which images they are differs from seed to seed. old: as before schema 4.
     """
     paths, rules = [], change.get("rules", BOOK.rules_for(chapter, variant))
-    for seed, count in enumerate(hits, 5):
-        images = change.get("images", 500)
-        owner = np.repeat(np.arange(images), 5)
-        i2t = np.where(np.arange(images) < count, 0, 10 + seed)  # no two seeds have the same ranks
-        evidence = Evidence(i2t, i2t[owner], owner)
-        split, protocol = change.get("split", "test"), change.get("protocol", f"all {images}")
-        name = change.get("dataset", "scenes")
-        fingerprint = BOOK.datasets.get(name, {}).get("fingerprint", "f" * 64)
-        receipt = make_receipt(
-            chapter=chapter,
-            variant=variant,
-            seed=seed,
-            dataset={"name": name, "split": split, "fingerprint": change.get("fingerprint", fingerprint)},
+    for seed, count in enumerate(hits, change.get("first", 5)):
+        images, name = change.get("images", 500), change.get("dataset", "scenes")
+        known = BOOK.datasets.get(name, {}).get("old_fingerprint" if change.get("old") else "fingerprint", "f" * 64)
+        more = change.get("more", {})
+        receipt, evidence = hits_receipt(
+            chapter,
+            variant,
+            seed,
+            count,
+            images,
+            {"name": name, "split": change.get("split", "test"), "fingerprint": change.get("fingerprint", known)},
             parameters=change.get("parameters", {"epochs": 2}),
-            metrics=evidence.recalls(protocol) | (more(count) if callable(more := change.get("more", {})) else more),
-            protocol=protocol,
-            seconds=1.0,
-            device="cpu",
-            evidence=evidence,
+            metrics=more(count) if callable(more) else more,
+            protocol=change.get("protocol", f"all {images}"),
             rules=rules,
         )
-        paths.append(write_receipt(receipt, root / folder, evidence))
+        kept = aged(receipt) if change.get("old") else fair(receipt, **change.get("fair", {}))
+        paths.append(write(kept, root / folder, evidence))
     return paths
 
 
@@ -111,16 +124,21 @@ def test_every_claim_is_there_once_and_has_a_rule() -> None:
 def test_every_rule_can_be_read() -> None:
     """Each compares known variants of exactly one chapter, on known datasets, with enough seeds for an interval."""
     ledger = Ledger()
-    allowed = {"a", "b", "b_best", "metric", "above", "below", "within", "only", "correlate"}
+    allowed = {"a", "b", "b_best", "metric", "above", "below", "within", "only", "correlate", "level_within", *DECLARED}
     for name, rule in ledger.rules.items():
         assert rule["words"].endswith("."), name
         if rule["kind"] == "table":
             assert ledger.printed(name), name
             continue
+        if rule["kind"] == "identity":
+            assert not {"datasets", "comparisons"} & set(rule), name
+            continue
         assert rule["kind"] == "runs", name
         assert all(set(entry) <= allowed for entry in rule["comparisons"]), name
+        for said in (rule, *rule["comparisons"]):
+            assert all(said.get(key, values[0]) in values for key, values in DECLARED.items()), name
         for dataset, seeds in rule["datasets"].items():
-            assert seeds >= 3 and dataset.removesuffix(" 5K") in ledger.datasets, name
+            assert seeds >= (5 if dataset == "scenes" else 3) and dataset.removesuffix(" 5K") in ledger.datasets, name
             assert comparisons(rule, dataset), f"{name} compares nothing on {dataset}"
         for variant in ledger.variants_of(rule):
             chapters = (
@@ -163,10 +181,10 @@ def test_every_own_row_of_a_paper_has_an_arm() -> None:
 @pytest.mark.parametrize(
     ("warm", "cold", "word"),
     [
-        ((300, 301, 302, 301, 300), (280, 281, 279, 280, 281), "reproduced"),
-        ((280, 281, 279, 280, 281), (300, 301, 302, 301, 300), "not reproduced"),
+        ((300, 301, 302, 301, 300), (200, 201, 199, 200, 201), "reproduced"),
+        ((200, 201, 199, 200, 201), (300, 301, 302, 301, 300), "not reproduced"),
         ((300, 280, 300, 280, 300), (280, 300, 281, 299, 291), "inconclusive"),
-        ((300, 300, 300, 300, 300), (300, 300, 300, 300, 300), "inconclusive"),
+        ((300, 300, 300, 300, 300), (300, 300, 300, 300, 300), "level"),
         ((300, 301, 302, 301), (280, 281, 279, 280), "not run"),
     ],
 )
@@ -175,18 +193,122 @@ def test_one_comparison(root: Path, warm: tuple, cold: tuple, word: str) -> None
     put(root, ALL, cold)
     found = Ledger(root).verdict("VSEPP-01", "scenes")
     assert (found.verdict, found.dataset, len(found.receipts)) == (word, "scenes", 0 if word == "not run" else 10)
-    if word == "reproduced":  # 1.2 points a hit: differences of 20, 20, 23, 21 and 19 hits
+    if word == "reproduced":  # 1.2 points a hit: differences of 100, 100, 103, 101 and 99 hits
         value, low, high = found.findings[0].interval
-        assert value == pytest.approx(1.2 * 20.6)
-        half = 2.776445 * 1.2 * np.std([20, 20, 23, 21, 19], ddof=1) / 5**0.5
-        assert (low, high) == pytest.approx((value - half, value + half), rel=1e-5)
+        assert value == pytest.approx(1.2 * 100.6)
+        orders = [np.random.default_rng(seed).permutation(500) for seed in range(5, 10)]
+        given = [600.0 * ((one >= c) & (one < w)) for one, w, c in zip(orders, warm, cold, strict=True)]
+        assert (low, high) == pytest.approx(two_way_bootstrap(np.array(given))[1:])  # over seeds and test images
         assert f"{value:+.1f} [{low:+.1f}, {high:+.1f}]" in found.evidence
         first, *lines = found.report().splitlines()
         told = " ".join(" ".join(lines).split())  # a long line is folded
         assert first == "VSEPP-01 on scenes: reproduced" and max(map(len, lines)) <= 84
-        assert told == f"holds {found.findings[0]}; expected above 0"
+        assert told.startswith(f"holds {found.findings[0]}; expected above 0; no run with twice the captions of")
+    if word == "inconclusive":
+        assert re.search(r"; 5 seeds see effects of [\d.]+ and more", " ".join(found.report().split()))
     if word == "not run":
-        assert "has 4 of 5 seeds" in found.reason and found.report() == f"VSEPP-01 on scenes: not run ({found.reason})"
+        assert found.reason == f"{WARM} lacks the seeds 9"
+        assert found.report() == f"VSEPP-01 on scenes: not run ({found.reason})"
+
+
+def test_every_planned_seed_counts_and_no_other(root: Path) -> None:
+    """A missing seed is named; one that no experiment file plans is refused, with its file."""
+    put(root, WARM, (300,) * 5)
+    (missing,) = put(root, ALL, (280,) * 5)[2:3]
+    missing.unlink()
+    assert Ledger(root).verdict("VSEPP-01", "scenes").reason == f"{ALL} lacks the seeds 7"
+    put(root, ALL, (400,), first=12)
+    with pytest.raises(
+        ItmError, match=r"_s12\.json: found seed 12, expected a seed that experiments/vsepp\.yaml plans"
+    ):
+        Ledger(root).receipts  # noqa: B018
+
+
+def test_old_receipts_are_shown_and_decide_nothing(root: Path) -> None:
+    put(root, WARM, (300,) * 5, old=True)
+    put(root, ALL, (280,) * 5, old=True)
+    ledger = Ledger(root)
+    assert ledger.verdict("VSEPP-01", "scenes").reason == f"{WARM} has receipts of the old protocol only"
+    lines = [line for line in page(ledger, "lab").splitlines() if line.startswith("| VSE")]
+    assert len(lines) == 2 and all("old protocol" in line for line in lines)
+    for path in (root / "receipts/01_vsepp").glob("*all-negatives*"):
+        path.unlink()
+    put(root, ALL, (280,) * 4)  # four new ones replace five old ones: nothing is mixed
+    ledger = Ledger(root)
+    assert {r["schema"] for _, r in ledger.receipts["01_vsepp", ALL, "scenes"].values()} == {4}
+    assert ledger.verdict("VSEPP-01", "scenes").verdict == "not run"
+
+
+def test_an_unfair_comparison_is_not_comparable_whatever_its_interval(root: Path) -> None:
+    put(root, WARM, (300,) * 5)
+    put(root, ALL, (200,) * 5, fair={"training": training(stage(captions=6000))})
+    found = Ledger(root).verdict("VSEPP-01", "scenes")
+    assert found.verdict == "not comparable" and "12,000 captions" in found.reason
+    assert "[not comparable]{.verdict .verdict-not-comparable}" in page(Ledger(root), "foundations")
+
+
+def test_a_double_control_is_looked_for_and_counts(root: Path) -> None:
+    put(root, WARM, (300,) * 5)
+    put(root, ALL, (200,) * 5)
+    twice = {"training": training(stage(captions=24_000))}
+    put(root, f"{ALL} doubled", (202,), fair=twice)
+    (finding,) = Ledger(root).verdict("VSEPP-01", "scenes").findings
+    assert finding.checks.missing == (f"no run with twice the captions of {WARM}",)
+    put(root, f"{WARM} doubled", (320,), fair=twice)
+    found = Ledger(root).verdict("VSEPP-01", "scenes")
+    assert found.verdict == "not comparable" and "moved its test rsum by +24.0" in found.reason
+
+
+def test_a_record_says_which_baseline_got_as_many_runs(root: Path) -> None:
+    put(root, WARM, (300,) * 5)
+    put(root, ALL, (200,) * 5, fair={"search": None})
+    assert "searched unequally" in Ledger(root).verdict("VSEPP-01", "scenes").reason
+    record = root / "receipts/01_vsepp/choices/one.json"
+    record.parent.mkdir()
+    content = {"select": {"baseline": "vsepp/scenes/1"}, "baseline_runs": [{}] * 6}
+    record.write_text(json.dumps(content), encoding="utf-8")
+    assert Ledger(root).verdict("VSEPP-01", "scenes").verdict == "reproduced"
+    record.write_text(json.dumps(content | {"baseline_runs": [{}] * 3}), encoding="utf-8")
+    assert "searched unequally" in Ledger(root).verdict("VSEPP-01", "scenes").reason
+
+
+def test_collapsed_runs_are_named(root: Path) -> None:
+    put(root, WARM, (300,) * 5)
+    put(root, ALL, (200, 3, 200, 200, 200))
+    (finding,) = Ledger(root).verdict("VSEPP-01", "scenes").findings
+    assert finding.collapsed == (f"{ALL}, seed 6",)
+    assert f"1 collapsed: {ALL}, seed 6" in Ledger(root).verdict("VSEPP-01", "scenes").report().replace(
+        "\n" + " " * 10, " "
+    )
+
+
+def test_a_difference_that_one_claim_alone_would_show_is_open_among_many() -> None:
+    """Holm: a p of 0.03 holds for the only claim of a paper, and not for one of two; a smaller one still does."""
+    alone = ComparisonResult("a − b", Interval(2, 0.1, 4), "above 0", "holds", 5, p=0.03)
+    assert after_holm({"X-01": [alone]}, 1, 0.95)["X-01"][0].status == "holds"
+    assert after_holm({"X-01": [alone]}, 2, 0.95)["X-01"][0].status == "open"
+    strong = replace(alone, p=0.001)
+    both = after_holm({"X-01": [alone], "X-02": [strong]}, 2, 0.95)
+    assert [both[name][0].status for name in both] == ["holds", "holds"]  # the second step asks for 0.05
+    mixed = after_holm({"X-01": [alone, strong]}, 2, 0.95)["X-01"]
+    assert [one.status for one in mixed] == ["open", "holds"]
+
+
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [
+        (("holds", "holds"), "reproduced"),
+        (("holds", "level"), "partly"),
+        (("holds", "not comparable"), "partly"),
+        (("level", "level"), "level"),
+        (("level", "open"), "inconclusive"),
+        (("level", "fails"), "not reproduced"),
+        (("not comparable", "open"), "inconclusive"),
+        (("not comparable", "not comparable"), "not comparable"),
+    ],
+)
+def test_words(status: tuple[str, ...], word: str) -> None:
+    assert verdict_of([ComparisonResult("", Interval(0, 0, 0), "", one, 5) for one in status]) == word
 
 
 @pytest.mark.parametrize(("lse", "word"), [(320, "reproduced"), (290, "partly"), (303, "partly")])
@@ -212,29 +334,29 @@ def test_none_holds_and_one_fails_is_not_reproduced(root: Path) -> None:
     assert found.verdict == "not reproduced"
 
 
-def test_bounds_hosts_differences_of_metrics_and_correlations(root: Path) -> None:
-    """DCPA-15 asks for a bound and for two metrics of one receipt; CC-09 for a correlation over the variants of each host."""
+def test_bounds_base_models_differences_of_metrics_and_correlations(root: Path) -> None:
+    """DCPA-15 asks for a bound and for two metrics of one receipt; CC-09 for a correlation over the variants of each base model."""
     more = {"module_overlap": 0.3, "entity_recall_union": 0.8, "entity_recall_intra_same_size": 0.7}
     put(root, "DCPA", (300,) * 5, chapter="09_dcpa", more=more)
     found = Ledger(root).verdict("DCPA-15", "scenes")
     assert found.verdict == "reproduced"
     assert [finding.interval.value for finding in found.findings] == pytest.approx([0.3, 0.1])
-    for host, sign in (("SCAN", 1), ("BFAN", 1), ("SAF", -1)):
+    for base, sign in (("SCAN", 1), ("BFAN", 1), ("SAF", -1)):
         for number, variant in enumerate(("baseline", "CCR", "CCS", "CCR+CCS")):
-            hits = range(300 + 10 * number, 305 + 10 * number)
+            hits = range(300 + 10 * number, 310 + 10 * number)
             put(
                 root,
-                f"{host} {variant}",
+                f"{base} {variant}",
                 hits,
                 chapter="11_ccr_ccs",
-                more=lambda hit, sign=sign: {"att_f1": sign * hit},
+                more=lambda hit, sign=sign: {"att_f1": 50 + sign * hit / 10},
             )
     found = Ledger(root).verdict("CC-09", "scenes")
     assert [finding.status for finding in found.findings] == ["holds", "holds", "fails"]
     assert found.verdict == "partly"
 
 
-def test_a_seed_that_fails_in_every_arm_makes_no_correlation(root: Path) -> None:
+def test_a_seed_that_fails_in_every_variant_makes_no_correlation(root: Path) -> None:
     """Four variants whose order says nothing, and one seed that is far below: r is near 1 as it stands, 0 seed by seed."""
     looks = ((40, 42, 41, 43), (41, 43, 42, 40), (42, 40, 43, 41), (43, 41, 40, 42), (10, 12, 11, 13))
     hits = (
@@ -244,17 +366,18 @@ def test_a_seed_that_fails_in_every_arm_makes_no_correlation(root: Path) -> None
         (330, 333, 331, 332),
         (200, 201, 203, 202),
     )
+    looks, hits = 2 * looks, 2 * hits
     for number, variant in enumerate(("baseline", "CCR", "CCS", "CCR+CCS")):
         of = {of_seed[number]: looks[seed][number] for seed, of_seed in enumerate(hits)}
-        for host in ("SCAN", "BFAN", "SAF"):
+        for base in ("SCAN", "BFAN", "SAF"):
             values = [of_seed[number] for of_seed in hits]
-            put(root, f"{host} {variant}", values, chapter="11_ccr_ccs", more=lambda hit, of=of: {"att_f1": of[hit]})
+            put(root, f"{base} {variant}", values, chapter="11_ccr_ccs", more=lambda hit, of=of: {"att_f1": of[hit]})
     centred = [[np.subtract(of_seed, np.mean(of_seed)) for of_seed in side] for side in (looks, hits)]
     expected = np.corrcoef(*(np.concatenate(side) for side in centred))[0, 1]
     assert np.corrcoef(np.ravel(looks), np.ravel(hits))[0, 1] > 0.9 and abs(expected) < 0.6
     value, low, high = Ledger(root).verdict("CC-09", "scenes").findings[0].interval
     assert value == pytest.approx(expected)
-    half = 1.959964 / (20 - 4 - 3) ** 0.5  # four degrees of freedom went into the means of the seeds
+    half = 1.959964 / (40 - 9 - 3) ** 0.5  # nine degrees of freedom went into the means of the seeds
     assert (low, high) == pytest.approx((np.tanh(np.arctanh(value) - half), np.tanh(np.arctanh(value) + half)))
 
 
@@ -270,19 +393,19 @@ def test_correlation_interval() -> None:
 
 def test_a_metric_that_is_missing_is_no_run(root: Path) -> None:
     put(root, "DCPA", (300,) * 5, chapter="09_dcpa", more={"module_overlap": 0.3})
-    assert Ledger(root).verdict("DCPA-15", "scenes").reason == "DCPA has 0 of 5 seeds"
+    assert Ledger(root).verdict("DCPA-15", "scenes").reason == "DCPA lacks all seeds 5-9"
 
 
 def test_a_verdict_speaks_for_its_dataset(root: Path) -> None:
     put(root, WARM, (300,) * 5)
-    put(root, ALL, (280, 281, 279, 280, 281))
+    put(root, ALL, (200, 201, 199, 200, 201))
     ledger = Ledger(root)
     assert ledger.verdict("VSEPP-01").dataset == "scenes"
     assert {v.dataset: v.verdict for v in ledger.verdicts("VSEPP-01")} == {
         "scenes": "reproduced", "flickr8k": "not run", "f30k": "not run", "coco": "not run"
     }  # fmt: skip
     for variant, hits in ((WARM, (600, 601, 602)), (ALL, (700, 701, 703))):
-        put(root, variant, hits, dataset="f30k_precomp", images=1000)
+        put(root, variant, hits, dataset="f30k_precomp", images=1000, first=0)  # where no file plans seeds, from 0 on
     assert (nearest := Ledger(root).verdict("VSEPP-01")).verdict == "not reproduced" and nearest.dataset == "f30k"
 
 
@@ -321,7 +444,7 @@ def test_exchanged_ranks_are_caught(root: Path) -> None:
 
 
 def test_a_receipt_without_ranks_or_from_other_data_is_refused(root: Path) -> None:
-    path = put(root, WARM, (300,), fingerprint="0" * 64)[0]
+    path = put(root, WARM, (300,), fingerprint="0" * 64, old=True)[0]
     with pytest.raises(ItmError, match="These are other data"):
         Ledger(root).receipts  # noqa: B018
     path.unlink()
@@ -335,14 +458,18 @@ def test_a_receipt_without_ranks_or_from_other_data_is_refused(root: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [("b: [VSE++ all negatives]}", "b: [VSE++ all negatives], above: 1}"), ("level: 0.95", "level: 0.9")],
+    ("name", "before", "after"),
+    [
+        ("foundations", "b: [VSE++ all negatives]}", "b: [VSE++ all negatives], above: 1}"),
+        ("rules", "level: 0.95", "level: 0.9"),
+        ("rules", "converged_within: 3", "converged_within: 30"),
+    ],
 )
-def test_a_rule_changed_after_its_runs_is_caught(root: Path, before: str, after: str) -> None:
+def test_a_rule_or_protocol_changed_after_its_runs_is_caught(root: Path, name: str, before: str, after: str) -> None:
     put(root, WARM, (300,) * 5)
-    put(root, ALL, (280, 281, 279, 280, 281))
+    put(root, ALL, (200, 201, 199, 200, 201))
     assert Ledger(root).verdict("VSEPP-01").verdict == "reproduced"
-    file = root / "book/data/foundations.yaml"
+    file = root / f"book/data/{name}.yaml"
     text = file.read_text(encoding="utf-8")
     assert before in text
     file.write_text(text.replace(before, after), encoding="utf-8")
@@ -358,24 +485,12 @@ def test_a_digest_ignores_the_order_of_keys_and_nothing_else() -> None:
 
 def test_a_changed_number_of_a_paper_changes_what_rests_on_it(root: Path) -> None:
     found = Ledger(root).verdict("DCPA-02")
-    assert (found.verdict, found.dataset) == ("partly", TABLES)
-    assert [finding.status for finding in found.findings].count("fails") == 1
+    assert (found.verdict, found.dataset) == ("reproduced", TABLES)
     file = root / "book/data/published_tables.yaml"
     text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace("rsum: 541.6", "rsum: 521.6"), encoding="utf-8")
-    assert Ledger(root).verdict("DCPA-02").verdict == "reproduced"
+    file.write_text(text.replace("rsum: 499.7", "rsum: 509.7"), encoding="utf-8")
+    assert Ledger(root).verdict("DCPA-02").verdict == "partly"
     assert hashlib.sha256(file.read_bytes()).hexdigest() != CHECKED["published_tables.yaml"]
-
-
-def test_the_papers_tables_agree_with_what_the_claims_say_of_them() -> None:
-    """Where a claim is marked as carried by the paper's numbers, its checks hold; where partly, not all do."""
-    ledger = Ledger()
-    for name in ledger.checks:
-        held = [finding.status == "holds" for finding in ledger.printed(name)]
-        status = ledger.claims[name]["in_paper_status"]
-        assert any(held) and status in ("supported", "partly"), name
-        if status == "supported" and name != "DCPA-03":  # whose claim says: in most metrics
-            assert all(held), name
 
 
 # ---------------------------------------------------------------------------------------------- for runs
@@ -403,17 +518,56 @@ def test_the_page_says_what_the_ledger_says(root: Path) -> None:
         word = ledger.verdict(name).verdict
         assert f"[{word}]{{.verdict .verdict-{word.replace(' ', '-')}}}" in card, name
     finding = ledger.verdict("VSEPP-01").findings[0]
-    assert f"✓ {escape(str(finding))}" in cards["VSEPP-01"] and "over test images" in cards["VSEPP-01"]
+    assert f"✓ {escape(str(finding))}" in cards["VSEPP-01"]
+    value, low, high = finding.interval
+    row = next(line for line in text.splitlines() if "<claim-vsepp-01>`" in line)
+    assert f"| {value:+.1f} \\[{low:+.1f}, {high:+.1f}\\] | [reproduced]" in row and row.endswith("| Scenes |")
     put(root, ALL, (310, 311, 309, 310, 311), folder="worse")
     for path in (root / "worse/01_vsepp").iterdir():
         shutil.copy(path, root / "receipts/01_vsepp")
     assert "[not reproduced]{.verdict" in page(Ledger(root), "foundations")
 
 
-def test_the_claims_page_lists_all_claims(root: Path) -> None:
-    text = page(Ledger(root), "claims")
-    assert re.findall(r"^### (\S+)$", text, re.MULTILINE) == list(Ledger(root).claims)
-    assert text.count("[not run]{.verdict") == 61 and text.count("[partly]{.verdict") == 1
+def test_the_claims_page_has_a_row_for_each_claim(root: Path) -> None:
+    ledger = Ledger(root)
+    text = page(ledger, "claims")
+    rows = re.findall(r"^\| \{ref\}`\S+ <claim-(\S+)>`", text, re.MULTILINE)
+    assert rows == [name.lower() for name in ledger.claims]
+    assert text.count("[not run]{.verdict") == 62 and text.count("[reproduced]{.verdict") == 2  # once in the overview
+
+
+def test_a_papers_page_has_its_claims_as_headings_with_folded_details_and_a_drawing(root: Path) -> None:
+    ledger = Ledger(root)
+    for paper in ledger.results:
+        text = page(ledger, paper)
+        names = [name for name, claim in ledger.claims.items() if claim["paper"] == paper]
+        assert re.findall(r"^### (\S+-\d+)$", text, re.MULTILINE) == names  # in the contents of the page
+        assert re.findall(r"^\(claim-(\S+)\)=$", text, re.MULTILINE) == [name.lower() for name in names]
+        assert text.count("````{dropdown}") == len(names)
+        ((name, drawn),) = figures(ledger, paper).items()
+        assert f"```{{figure}} /book/img/{name}\n:alt: Effects in points for" in text
+        assert drawn == figures(ledger, paper)[name] and "<svg" in drawn and "no run yet" in drawn
+    assert not figures(ledger, "claims") and not figures(ledger, "lab")
+
+
+def test_a_gain_stands_apart_from_differences_that_should_be_none() -> None:
+    """AOQ-07 asks for a gain over fine-tuning, and that fine-tuning itself gains nothing: the row shows the first."""
+    effects = effects_of(BOOK, BOOK.verdict("AOQ-07"))
+    assert {finding.expected for finding in effects.paper} == {"above 0"} and len(effects.paper) == 2
+
+
+def test_the_drawing_has_our_interval_in_the_colour_of_its_verdict() -> None:
+    row = Row("X-01", "rsum", "reproduced", [3.0], [Interval(2.0, 1.0, 3.0)])
+    drawn = forest([row, replace(row, verdict="level", printed=[])])
+    assert COLOURS["reproduced"] in drawn and COLOURS["level"] in drawn and COLOURS["partly"] not in drawn
+    assert "ours, level" in drawn and "X-01, rsum" in drawn
+    assert len(COLOURS) == len(VERDICTS) == len(set(COLOURS.values()))
+
+
+def test_every_verdict_has_a_style_in_both_themes() -> None:
+    style = (ROOT / "book/_static/book.css").read_text(encoding="utf-8")
+    for word in VERDICTS:
+        assert style.count(f".verdict-{word.replace(' ', '-')} {{") == 2, word
 
 
 def test_result_pages_show_the_papers_numbers_with_ours_beside(root: Path) -> None:
@@ -486,14 +640,16 @@ def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same with a chapter and an experiment, as the current folder."""
     parameters = (
         "variant: str = 'lab'  # name\nseed: int = 0  # seed\ndataset: str = 'scenes'  # data\n"
-        "epochs: int = 2  # passes\nrun_dir: str = ''  # folder"
+        "evaluate_on: str = 'test'  # split\nepochs: int = 2  # passes\nlearning_rate: float = 0.002  # rate\nrun_dir: str = ''  # folder"
     )
     cell = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
-    (root / "notebooks").mkdir()
+    (root / "notebooks").mkdir(exist_ok=True)
+    for folder in ("notebooks", "experiments"):
+        shutil.rmtree(root / folder)
+        (root / folder).mkdir()
     kernel = {"kernelspec": KERNELSPEC, "language_info": {"name": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel), root / "notebooks/01_vsepp.ipynb")
-    (root / "experiments").mkdir()
-    warm = {"scenes": {"variant": WARM, "dataset": "scenes", "epochs": 2}}
+    warm = {"scenes": {"variant": WARM, "dataset": "scenes", "epochs": 2, "seeds": "5-9"}}
     warm["f30k"] = {"variant": WARM, "dataset": "data/f30k_precomp"}
     datasets = {dataset: {"variants": {"warm": settings}} for dataset, settings in warm.items()}
     (root / "experiments/vsepp.yaml").write_text(yaml.safe_dump({"datasets": datasets}), encoding="utf-8")
@@ -508,7 +664,7 @@ def itm(*arguments: str | Path) -> tuple[int, str]:
 
 def test_command_lists_and_exports(project: Path) -> None:
     code, text = itm("ledger")
-    assert code == 0 and "62 claims: 61 not run, 1 partly" in text
+    assert code == 0 and "62 claims: 61 not run, 1 reproduced" in text
     assert all(re.search(rf"^{name} +(?:{'|'.join(VERDICTS)}) ", text, re.MULTILINE) for name in Ledger(project).claims)
     entries = json.loads(itm("ledger", "--json")[1])
     assert [entry["id"] for entry in entries] == list(Ledger(project).claims)
@@ -541,7 +697,7 @@ def test_check_lets_a_good_receipt_pass(project: Path) -> None:
         ({"parameters": {"epochs": 2, "trick": 1}}, "trick = 1, expected None"),
         ({"rules": {"VSEPP-01": "0" * 64}}, "another rule of VSEPP-01"),
         ({"rules": {}}, "another rule of VSEPP-01"),
-        ({"fingerprint": "0" * 64}, "These are other data"),
+        ({"fingerprint": "0" * 64, "old": True}, "These are other data"),
         ({"images": 100, "hits": [50]}, "ranks of 100 images"),
         ({"split": "dev"}, "expected the test split"),
         ({"dataset": "my_photos"}, "my_photos test"),

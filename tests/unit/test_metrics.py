@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from itm_lab.data.registry import coco_protocol
 from itm_lab.parity.comparison import recipe_matrix
+from itm_lab.records.bootstrap import bootstrap_intervals
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Scores
 from itm_utils.metrics.retrieval import (
-    bootstrap_intervals,
     chance,
-    coco_protocol,
     ensemble,
     evaluate,
     evaluate_folds,
@@ -193,3 +193,18 @@ def test_half_precision_scores_are_ranked() -> None:
 def test_uneven_folds_are_refused() -> None:
     with pytest.raises(ItmError, match="equal blocks"):
         evaluate_folds(Scores.same(np.zeros((7, 35))), five_captions_each(7))
+
+
+def test_counts_of_many_rows_do_not_overflow(monkeypatch) -> None:
+    """Columns are counted in bytes, a block at a time: no block may have more rows than a byte can count."""
+    images = 700
+    owner, scores = five_captions_each(images), torch.zeros(images, 5 * images)
+    scores[owner, torch.arange(5 * images)] = -1.0  # everything stands before the positive
+    for block in (1, 2**20, 2**40):
+        monkeypatch.setattr("itm_utils.metrics.retrieval.BLOCK_BYTES", block)
+        worst = retrieval_ranks(Scores.same(scores), owner)
+        assert set(worst.t2i) == {images - 1}
+        best = retrieval_ranks(Scores.same(-scores), owner)
+        assert set(best.t2i) == {0}
+        # the own captions of an image tie with each other, which does not count
+        assert (set(worst.i2t), set(best.i2t)) == ({5 * images - 5}, {0})

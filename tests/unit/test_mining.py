@@ -363,7 +363,7 @@ def damaged_range(folder: Path) -> None:
 
 def _adjust_checksum(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["texts"] = mining.read_lists.__globals__["_checksum"](folder / "texts.npy")
+    manifest["files"]["texts"] = mining.read_lists.__globals__["_sha256"](folder / "texts.npy")
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 

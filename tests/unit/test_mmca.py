@@ -6,14 +6,17 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
-import nbformat
+import numpy as np
 import pytest
 import torch
 from conftest import small
 from mmca_weights import ALPHA, HEADS, IMAGE_DIM, TOKEN_DIM, WIDTH, public_weights
+from notebook_cells import cells_of, run_cells
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from toy_dataset import write_toy_dataset
 from transformers import BertConfig, BertModel
 
 from itm_lab.parity.adapters.mmca import NAMES, load
@@ -21,6 +24,8 @@ from itm_lab.parity.comparison import our_name
 from itm_lab.records.old_names import modern_parameters
 from itm_lab.records.parameters import declared_parameters
 from itm_utils.data.batches import PairDataset
+from itm_utils.data.phrases import Phrase
+from itm_utils.data.precomp import open_split
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, Scores, TextBatch, Texts, length_mask
 from itm_utils.models import mmca
@@ -48,7 +53,6 @@ from itm_utils.scoring import score_all
 from itm_utils.training import train_config
 from itm_utils.training.loop import TrainConfig, train
 
-ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = [5, 1, 2, 3]  # one and two tokens are fewer than the widest window
 REGIONS = [[1, 1, 1, 1], [1, 0, 1, 1], [0, 0, 1, 0], [1, 1, 0, 0]]  # holes too: a mask need not be a beginning
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
@@ -996,6 +1000,7 @@ def test_the_memory_of_a_graph_is_as_stated(width: int, heads: int, regions: int
 # ---------------------------------------------------------------- 6. the paper's size
 
 
+@pytest.mark.slow
 def test_two_steps_at_the_papers_size() -> None:
     """Width 256, 16 heads, 36 regions of 2048 numbers, tokens of a BERT of base geometry: all weights move."""
     torch.manual_seed(14)
@@ -1145,9 +1150,8 @@ def test_attention_is_finite_where_little_of_it_crosses() -> None:
 
 
 def chapter_parameters() -> dict:
-    notebook = nbformat.read(ROOT / "notebooks" / "08_mmca.ipynb", as_version=4)
-    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    return {name: value for name, (_, value) in declared_parameters(cell.source).items()}
+    source = cells_of("08_mmca")["parameters"]
+    return {name: value for name, (_, value) in declared_parameters(source).items()}
 
 
 def test_build_takes_the_chapters_parameters() -> None:
@@ -1209,3 +1213,41 @@ def test_older_runs_had_as_many_filters_as_their_width() -> None:
     assert modern_parameters("08_mmca", {"width": 16})["channels"] == 16
     named = {"width": 16, "channels": 64, "full_windows": False, "by_image": True}
     assert modern_parameters("08_mmca", named) == named
+
+
+# ---------------------------------------------------------------- cells of the chapter
+
+
+@pytest.mark.parametrize(
+    ("evaluate_on", "epochs", "validates"),
+    [("dev", 2, False), ("dev", 3, True), ("test", 2, True), ("test", 1, True), ("testall", 2, True)],
+)
+def test_only_the_page_trains_without_validation(
+    evaluate_on: str, epochs: int, validates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of two epochs that are judged on test choose their weights on dev, as all others do."""
+    given: list[bool] = []
+
+    def train(stage: object, validate: bool) -> SimpleNamespace:
+        given.append(validate)
+        return SimpleNamespace(seconds=0.0)
+
+    monkeypatch.setattr("itm_utils.scoring.score_split", lambda *arguments: None)
+    monkeypatch.setattr("itm_utils.metrics.retrieval.evaluate", lambda *arguments: None)
+    split = SimpleNamespace(feature_dim=3, owner=None)
+    data = SimpleNamespace(vocabulary=(), train=split, test=split, test_texts=None)
+    names = {"torch": torch, "seed": 0, "evaluate_on": evaluate_on, "epochs": epochs, "data": data}
+    names |= {"run": SimpleNamespace(parameters={}, train=train), "stages": lambda *arguments: [None]}
+    run_cells("08_mmca", ("train",), names | {"build": lambda *arguments: nn.Linear(1, 1)})
+    assert given == [validates]
+
+
+def test_words_to_draw_are_the_nouns_of_phrases_or_the_longest(tmp_path: Path) -> None:
+    split = open_split(write_toy_dataset(tmp_path, {"train": 2, "test": 2}), "test")
+    names = {"Path": Path, "np": np, "photos": "", "teach": False, "blocks": "all"}
+    names |= {"data": SimpleNamespace(test=split), "model": SimpleNamespace(uses_cross_score=True)}
+    shown_words = run_cells("08_mmca", ("word-figure",), names).shown_words
+    text = "two blue stars under a plain mug"
+    phrases = [Phrase(0, 14, np.zeros((1, 4))), Phrase(21, 32, np.zeros((1, 4)))]
+    assert shown_words(text.split(), phrases, text) == [2, 6]
+    assert shown_words(text.split(), [], text) == [2, 3]  # stars, under: the first of equal length

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from cross_attention import check_definition, ragged, texts_of
 from torch import Tensor
 
 from itm_utils.errors import ItmError
-from itm_utils.matcher import ImageBatch, Images, TextBatch, Texts, length_mask
+from itm_utils.matcher import ImageBatch
 from itm_utils.models.pfan import (
     MAX_BLOCKS,
     PFAN,
@@ -21,11 +23,9 @@ from itm_utils.models.pfan import (
     position_vectors,
     read_blocks,
     score_by_loop,
-    stages,
     top_blocks,
 )
 from itm_utils.models.scan import POOLINGS, SCAN
-from itm_utils.models.vsepp import HingeTriplet
 
 SIZE = torch.tensor([[64, 32]])  # an image of 64 x 32 pixels, so that x and y cannot be mixed up
 
@@ -52,12 +52,6 @@ def images_of(count: int, regions: int = 4, seed: int = 3) -> ImageBatch:
         boxes=random_boxes(count * regions, seed).view(count, regions, 4),
         sizes=SIZE.expand(count, 2),
     )
-
-
-def texts_of(lengths: list[int], seed: int = 0) -> TextBatch:
-    words = torch.randint(4, 12, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
-    sizes = torch.tensor(lengths)
-    return TextBatch(lengths=sizes, ids=torch.arange(len(lengths)), words=words * length_mask(sizes, max(lengths)))
 
 
 # --- boxes and blocks ---------------------------------------------------------------------------------------------
@@ -213,61 +207,22 @@ def one_pair(regions: Tensor, words: Tensor, direction: str, pooling: str, bonus
     return ways[pooling](relevance) + bonus * ways[pooling](weights.max(dim=0).values)
 
 
-def ragged() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Three images and five captions of different sizes; what lies under the padding is not zero."""
-    rng = torch.Generator().manual_seed(0)
-    regions = torch.randn(3, 4, 6, generator=rng, dtype=torch.float64)
-    words = torch.randn(5, 6, 6, generator=rng, dtype=torch.float64)
-    return regions, length_mask(torch.tensor([4, 2, 1]), 4), words, length_mask(torch.tensor([1, 6, 3, 3, 5]), 6)
-
-
 @pytest.mark.parametrize(
     ("direction", "pooling", "bonus"), list(itertools.product(("t2i", "i2t"), POOLINGS, (0.0, 0.5)))
 )
 def test_kernel_is_the_definition_with_gradients(direction: str, pooling: str, bonus: float) -> None:
-    regions, region_mask, words, word_mask = ragged()
-    matcher = model(direction, pooling=pooling, bonus=bonus)
-    spread = torch.randn(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    results = []
-    for way in ("kernel", "definition"):
-        v, e = regions.clone().requires_grad_(), words.clone().requires_grad_()
-        if way == "kernel":
-            scores = matcher.score(Images(local=v, mask=region_mask), Texts(local=e, mask=word_mask)).i2t
-        else:
-            rows = [
-                [one_pair(v[i][region_mask[i]], e[c][word_mask[c]], direction, pooling, bonus) for c in range(5)]
-                for i in range(3)
-            ]
-            scores = torch.stack([torch.stack(row) for row in rows])
-        (scores * spread).sum().backward()
-        results.append((scores.detach(), v.grad, e.grad))
-    for ours, expected in zip(*results, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+    given = {"direction": direction, "pooling": pooling, "bonus": bonus}
+    check_definition(model(**given), partial(one_pair, **given), ragged())
 
 
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])
-def test_loop_and_kernel_agree_and_given_pairs_are_the_diagonal(direction: str) -> None:
+def test_loop_and_kernel_agree(direction: str) -> None:
     torch.manual_seed(0)
     matcher = model(direction)
     images, texts = matcher.encode_images(images_of(3)), matcher.encode_texts(texts_of([2, 6, 1]))
     scores = matcher.score(images, texts).i2t
     looped = score_by_loop(images, texts, direction, "clipped_l2norm", 7.0, "Mean", 5.0, 0.5)
     torch.testing.assert_close(scores, looped)
-    torch.testing.assert_close(matcher.score_pairs(images, texts).i2t, scores.diagonal())
-    found = matcher.attention(images, texts)[direction]
-    torch.testing.assert_close(found.weights.sum(dim=2), found.query_mask.float())
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("direction", ["t2i", "i2t"])
-def test_scores_do_not_depend_on_the_company(direction: str, position: str) -> None:
-    torch.manual_seed(0)
-    matcher = model(direction, position).eval()
-    image_batch, text_batch = images_of(3), texts_of([2, 7, 4])
-    together = matcher.score(matcher.encode_images(image_batch), matcher.encode_texts(text_batch)).i2t
-    alone = TextBatch(lengths=text_batch.lengths[:1], ids=text_batch.ids[:1], words=text_batch.words[:1, :2])
-    by_itself = matcher.score(matcher.encode_images(image_batch[1:2]), matcher.encode_texts(alone)).i2t
-    torch.testing.assert_close(together[1:2, :1], by_itself, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])
@@ -324,13 +279,3 @@ def test_build_takes_the_parameters_of_the_chapter() -> None:
                   "epochs": 2}  # fmt: skip
     built = build(parameters, 12, 7)
     assert built.config["position"] == "area" and built.direction == "i2t" and built.config["width"] == 6
-
-
-def test_stages_hold_the_one_training_of_the_chapter() -> None:
-    given = {"epochs": 4, "batch_size": 8, "learning_rate": 0.01, "seed": 1, "device": "cpu", "precision": "fp32"}
-    given |= {"num_workers": 0, "schedule": "paper", "decay_every": 3, "margin": 0.3, "warmup_epochs": 2}
-    built = model()
-    (stage,) = stages(given, built)
-    assert stage.model is built and isinstance(stage.objective, HingeTriplet)
-    assert (stage.objective.margin, stage.objective.hardest, stage.objective.warmup_epochs) == (0.3, True, 2)
-    assert (stage.config.epochs, stage.config.decay_every, stage.config.schedule) == (4, 3, "step")

@@ -15,7 +15,7 @@ from itm_lab.records.rules import RECALLS
 
 def receipt(rsum: float, seed: int = 0, **parameters: str) -> dict:
     metrics = {name: {"value": rsum / 6} for name in RECALLS} | {"rsum": {"value": rsum}}
-    return {"metrics": metrics, "parameters": parameters, "models": 1, "seed": seed}
+    return {"schema": 4, "metrics": metrics, "parameters": parameters, "models": 1, "seed": seed}
 
 
 def runs(*rsums: float, **parameters: str) -> dict:
@@ -64,6 +64,13 @@ def test_a_loss_that_never_improved_on_its_warm_up_is_marked(tmp_path: Path) -> 
     lines = list(recalls(SimpleNamespace(root=tmp_path, receipts=found)))
     assert rows_of(lines)[0][0] == "VSRN OffQuin †"
     assert "† VSRN OffQuin kept the weights of its warm-up in seed 0:" in lines[-1]
+
+
+def test_a_row_of_the_old_protocol_says_so(tmp_path: Path) -> None:
+    found = {("06_saem", "SAEM", "flickr8k"): runs(300.0, 310.0)}
+    for _, run in found["06_saem", "SAEM", "flickr8k"].values():
+        run["schema"] = 2
+    assert rows_of(list(recalls(SimpleNamespace(root=tmp_path, receipts=found))))[0][0] == "SAEM, old protocol"
 
 
 def test_without_receipts_the_page_says_so(tmp_path: Path) -> None:

@@ -7,32 +7,36 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from itm_lab.data.opening import VALIDATION_IMAGES
 from itm_lab.data.registry import KNOWN
+from itm_lab.experiments import cost
 from itm_lab.experiments.cost import (
     BERT_TOKEN,
     CAPTION_WORDS,
     PUBLISHED,
+    Costs,
     Shape,
     Sizes,
     StageCost,
     at_batch,
-    cost,
     count_rates,
     count_step,
     counting,
-    disk,
     make_batch,
     make_stages,
     shape_of,
     sizes_of,
     stage_costs,
+    written,
 )
+from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.experiments.plan import plan
 from itm_lab.experiments.runner import Facts, Job
+from itm_utils.errors import ItmError
 from itm_utils.scoring import BATCH as BLOCK
 from itm_utils.scoring import BUDGET
 from itm_utils.training import Stage
@@ -50,6 +54,11 @@ def job_of(name: str, *changes: str) -> Job:
 
 def parts_of(job: Job) -> list[StageCost]:
     return stage_costs(job, SIZES)
+
+
+def bytes_on_disk(job: Job, parts: list[StageCost]) -> float:
+    weights = [(part.stage, part.weights) for part in parts]
+    return sum(written(job, SIZES, weights, parts[-1].rates.decoupled).values())
 
 
 def stages_of(job: Job, sizes: Sizes = SIZES) -> tuple[list[Stage], Shape]:
@@ -180,7 +189,7 @@ def test_two_stages_are_counted_each_and_the_second_is_validated_with_the_first(
     assert alone.total == intra.total
     states = 2 * 12 * CAPTION_WORDS * (50 + 20 + 15)
     scores = 2 * 4 * 3 * 15  # two directions
-    assert disk(job, SIZES, [intra, inter]) == 9 * (intra.weights + inter.weights) + states + scores
+    assert bytes_on_disk(job, [intra, inter]) == 9 * (intra.weights + inter.weights) + states + scores
 
 
 SHORT = ["batch_size=5", "epochs=3", "inter_batch_size=4", "inter_epochs=2"]
@@ -224,7 +233,7 @@ def test_mining_scores_every_pair_of_the_training_set() -> None:
     assert miner.total == pytest.approx(miner.steps * miner.step + sum(passes))
     assert miner.rates.pair == 2 * WIDTH  # one vector each
     lists = 10 * 10 + 2 * 50
-    assert disk(job, SIZES, [miner, final]) == 9 * (miner.weights + final.weights) + 4 * 3 * 15 + 12 * lists
+    assert bytes_on_disk(job, [miner, final]) == 9 * (miner.weights + final.weights) + 4 * 3 * 15 + 12 * lists
     # A step with offline negatives encodes three times as many; the caption decoder sees the batch alone.
     (online,) = parts_of(job_of("aoq/f30k/vsrn_online_short", *SMALL, *LISTS, "round_one="))
     assert 2 * online.step < final.step < 3.5 * online.step
@@ -254,6 +263,12 @@ def test_published_sizes_are_those_of_the_package(name: str) -> None:
     assert counted == tuple(5 * images for images in found.values())
 
 
+def test_a_layer_that_cannot_be_counted_is_named() -> None:
+    lstm = torch.nn.LSTM(3, 4)
+    with pytest.raises(ItmError, match="the model: found an LSTM"), torch.no_grad(), counting():
+        lstm(torch.zeros(2, 1, 3))
+
+
 def test_the_text_encoder_reads_every_caption_once() -> None:
     """Of BERT base 85 million weights take part in every token: twelve layers without the embedding layer."""
     assert abs(BERT_TOKEN / (2 * 85e6) - 1) < 0.01
@@ -261,9 +276,46 @@ def test_the_text_encoder_reads_every_caption_once() -> None:
 
 def test_a_plan_says_memory_disk_and_hours_and_can_measure_them() -> None:
     changes = ["width=8", "word_dim=4", "batch_size=4", "epochs=1"]
-    guessed, timed = (cost(job_of("scan/f30k/t2i_avg", *changes), "V100", measure) for measure in (False, True))
+    job = job_of("scan/f30k/t2i_avg", *changes)
+    guessed, timed = (Costs("V100", measure).of(job).on("V100") for measure in (False, True))
     assert re.search(
         r"GiB, at most \d+\.\d GB on disk, at least \d+ min on one V100 if they reach 25% of its peak", guessed
     )
     assert "a guess" in guessed and "guess" not in timed
     assert re.search(r"about [\d.]+ (h|min) on .+: timed steps reach [\d.e-]+ · 10\^12 operations a second", timed)
+
+
+def test_every_experiment_validates_after_every_epoch() -> None:
+    """A number of steps is an epoch for one training set and batch size only: MMCA's lab runs validated once in all."""
+    every = {name: found.values().get("validate_every", 0) for name, found in read_experiments(ROOT).items()}
+    assert len(every) > 100
+    assert {name: steps for name, steps in every.items() if steps} == {}
+
+
+def test_what_runs_share_is_added_up_once() -> None:
+    """Two seeds of one run have nothing in common but the token states; two rows of AOQ have the miner and its lists."""
+    costs = Costs("V100")
+    one, two = plan(ROOT, ["dcpa/f30k/intra"], "", "0-1", [], [])
+    seconds, size = costs.together([one, two])
+    states = max(costs.of(one).written, key=lambda path: "bert-base" in path)
+    assert seconds == pytest.approx(2 * sum(costs.of(one).seconds.values()) - costs.of(one).seconds[states])
+    assert size == pytest.approx(2 * sum(costs.of(one).written.values()) - costs.of(one).written[states])
+    scan, i2t = plan(ROOT, ["aoq/f30k/scan_adapoffquin", "aoq/f30k/scan_i2t_adapoffquin"], "", "0", [], [])
+    shared = costs.of(scan).written.keys() & costs.of(i2t).written.keys()
+    assert {Path(path).relative_to(ROOT).as_posix() for path in shared} == {"runs/aoq/f30k/round_one/s0"}
+    assert costs.together([scan, i2t])[0] < sum(sum(costs.of(job).seconds.values()) for job in (scan, i2t))
+
+
+def test_a_count_is_kept_and_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ITM_CACHE", str(tmp_path))
+    monkeypatch.setattr(cost, "COUNTS", {})
+    job = job_of("scan/f30k/t2i_avg", *SMALL)
+    before = parts_of(job)
+    (kept,) = tmp_path.rglob("*.json")
+    monkeypatch.setattr(cost, "COUNTS", {})
+    monkeypatch.setattr(cost, "count_stage", lambda *given: pytest.fail("counted again"))
+    assert [part[1:] for part in parts_of(job)] == [part[1:] for part in before]
+    kept.write_text(kept.read_text(encoding="utf-8").replace("1", "2", 1), encoding="utf-8")  # damaged
+    monkeypatch.setattr(cost, "COUNTS", {})
+    monkeypatch.undo()
+    assert [part[1:] for part in parts_of(job)] == [part[1:] for part in before]

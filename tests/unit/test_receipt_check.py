@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from itm_lab.cli import app
@@ -16,19 +17,30 @@ from itm_lab.evidence.ledger import Ledger
 from itm_lab.evidence.rank_check import check_circumstances
 from itm_lab.evidence.receipt_check import check_folder, check_one
 from itm_lab.evidence.tables import search_table
+from itm_lab.experiments.experiment_files import read_experiments
+from itm_lab.records.bootstrap import bootstrap_intervals
+from itm_lab.records.checkout import Code, git
+from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, variant_receipts, write_receipt
 from itm_utils.errors import ItmError
+from itm_utils.metrics.retrieval import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = Ledger(ROOT)
-WARM = "VSE++ hardest after warm-up"
+EXPERIMENTS = list(read_experiments(ROOT, "vsepp").values())
+WARM, COLD = "VSE++ hardest after warm-up", "VSE++ hardest from step one"
+SETTINGS, COLD_SETTINGS = (
+    next(one for one in EXPERIMENTS if name == one.settings["variant"]).values() for name in (WARM, COLD)
+)
+CODE = Code(git(ROOT, "rev-parse", "HEAD"), True)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A checkout with the book's data and receipts of three seeds of one variant."""
     shutil.copytree(ROOT / "book/data", tmp_path / "book/data")
-    (tmp_path / "notebooks").mkdir()
+    for folder in ("notebooks", "experiments"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     (tmp_path / "pyproject.toml").touch()
     for seed in (5, 6, 7):
         put(tmp_path / "receipts", seed, 300 + seed)
@@ -41,10 +53,11 @@ def put(folder: Path, seed: int, hits: int, **change) -> Path:
     i2t = np.where(np.arange(500) < hits, 0, 100)
     evidence = Evidence(i2t, i2t[owner], owner)
     data = {"name": "scenes", "split": "test", "fingerprint": BOOK.datasets["scenes"]["fingerprint"]}
-    about = {"chapter": "01_vsepp", "variant": WARM, "dataset": data, "parameters": {"learning_rate": 0.1}} | change
+    about = {"chapter": "01_vsepp", "variant": WARM, "dataset": data, "parameters": settings_of(SETTINGS)} | change
+    intervals = bootstrap_intervals(Ranks(evidence.i2t, evidence.t2i), owner)
     receipt = make_receipt(
-        **about, seed=seed, metrics=evidence.recalls("all 500"), protocol="all 500", seconds=1.0, device="cpu",
-        evidence=evidence, rules={},
+        **about, seed=seed, metrics=evidence.recalls("all 500"), intervals=intervals, protocol="all 500", seconds=1.0,
+        device="cpu", evidence=evidence, rules={}, code=CODE,
     )  # fmt: skip
     return write_receipt(receipt, folder, evidence)
 
@@ -197,7 +210,7 @@ def no_date(receipt: dict) -> None:
     ("change", "message"),
     [
         (drop_recalls, "no i2t_mean_rank|no i2t_r1"),
-        (infinite, "finite numbers"),
+        (infinite, "rsum.high: inf is greater than the maximum of 600"),
         (narrow, "rsum in .*which its ranks give"),
         (tomorrow, "not in the future"),
         (no_date, "finished: 'yesterday'"),
@@ -223,3 +236,98 @@ def test_five_folds_are_for_coco(root: Path) -> None:
     relabel(path, path.name.replace("_s5", "_5-folds-of-100_s5"), protocol="5 folds of 100")
     with pytest.raises(ItmError, match="only COCO is scored in folds"):
         Ledger(root).receipts  # noqa: B018
+
+
+# ---------------------------------------------------------------------------------------------- receipts of schema 4
+
+
+def rewrite(path: Path, change) -> None:
+    """Change what a receipt says, and seal it again."""
+    receipt = json.loads(path.read_text(encoding="utf-8"))
+    change(receipt)
+    path.write_text(json.dumps(receipt | {"seal": seal_of(receipt)}), encoding="utf-8")
+
+
+def cold_receipt(root: Path, seed: int, hits: int) -> Path:
+    return put(root / "receipts", seed, hits, variant=COLD, parameters=settings_of(COLD_SETTINGS))
+
+
+@pytest.mark.parametrize("seed", [5, 6, 7])
+def test_every_new_receipt_has_the_intervals_of_its_ranks(root: Path, seed: int) -> None:
+    rewrite(next((root / "receipts").rglob(f"*s{seed}.json")), narrow)
+    with pytest.raises(ItmError, match=rf"_s{seed}\.json: found rsum in .*which its ranks give"):
+        check_folder(root)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (tomorrow, "not in the future"),
+        (lambda receipt: receipt["run"].update(commit="d" * 40), "commit dddddddddddd, expected a commit of this"),
+        (lambda receipt: receipt["run"].update(commit=None), "found no commit"),
+        (lambda receipt: receipt["parameters"].update(epochs=40), "epochs = 40, expected . as in vsepp/scenes"),
+        (lambda receipt: receipt["parameters"].pop("margin"), "margin = None, expected 0.2 as in vsepp/scenes"),
+        (lambda receipt: receipt["parameters"].update(COLD_SETTINGS), "found .*as in vsepp/scenes"),
+    ],
+)
+def test_every_new_receipt_has_circumstances_and_settings_that_can_be(root: Path, change, message: str) -> None:
+    subprocess.run(["git", "clone", "-q", "--no-checkout", str(ROOT), str(root / "clone")], check=True)
+    (root / "clone/.git").rename(root / ".git")
+    assert "3 receipts good" in check_folder(root)
+    rewrite(next((root / "receipts").rglob("*s6.json")), change)
+    with pytest.raises(ItmError, match=message):
+        check_folder(root)
+
+
+def test_a_variant_that_no_experiment_plans_is_refused(root: Path) -> None:
+    put(root / "receipts", 5, 400, variant="VSE++ secret", parameters=settings_of(SETTINGS))
+    with pytest.raises(
+        ItmError, match=r"the variant VSE\+\+ secret, expected one of experiments of 01_vsepp on scenes"
+    ):
+        check_folder(root)
+
+
+def test_a_search_has_the_settings_that_its_name_says(root: Path) -> None:
+    data = {"name": "scenes", "split": "dev", "fingerprint": "d" * 64}
+    given = settings_of(SETTINGS | {"learning_rate": 0.5})
+    put(root / "receipts", 100, 10, dataset=data, variant=f"{WARM} learning_rate=0.5", parameters=given)
+    assert "4 receipts good" in check_folder(root)
+    put(root / "receipts", 101, 11, dataset=data, variant=f"{WARM} learning_rate=0.25", parameters=given)
+    with pytest.raises(ItmError, match=r"learning_rate = 0\.5, expected 0\.25"):
+        check_folder(root)
+
+
+def test_the_best_seed_relabelled_as_another_variant_is_refused(root: Path) -> None:
+    """Also a switch that does nothing: it gives the ranks of the variant without it."""
+    cold_receipt(root, 8, 307)
+    with pytest.raises(ItmError, match=r"found the ranks of .*, expected other ranks for another variant"):
+        check_folder(root)
+
+
+def test_experiments_say_whose_ranks_may_be_equal(root: Path) -> None:
+    cold_receipt(root, 5, 305)
+    (root / "experiments").unlink()
+    shutil.copytree(ROOT / "experiments", root / "experiments")
+    path = root / "experiments/vsepp.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    keys = {one.settings["variant"]: one.name.split("/")[2] for one in EXPERIMENTS if "/scenes/" in one.name}
+    content["datasets"]["scenes"]["variants"][keys[COLD]]["same_ranks_as"] = f"{keys[WARM]}, other"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert "4 receipts good" in check_folder(root)
+
+
+def test_one_run_of_a_search_may_have_two_names(root: Path) -> None:
+    """It tries the default, too."""
+    data = {"name": "scenes", "split": "dev", "fingerprint": "d" * 64}
+    rate = SETTINGS["learning_rate"]
+    for variant in (WARM, f"{WARM} learning_rate={rate}"):
+        put(root / "receipts", 100, 10, dataset=data, variant=variant)
+    assert "5 receipts good" in check_folder(root)
+
+
+def test_a_run_from_changed_code_is_not_accepted(root: Path) -> None:
+    path = next((root / "receipts").rglob("*s6.json"))
+    for clean, message in ((False, "its checkout had uncommitted changes"), (None, "nobody knows the commit")):
+        rewrite(path, lambda receipt, clean=clean: receipt["run"].update(clean=clean))
+        with pytest.raises(ItmError, match=f"a run that verdicts do not count: {message}"):
+            check_one(Ledger(root), path)

@@ -246,3 +246,22 @@ def test_a_run_has_one_stage() -> None:
     assert stage.validated is matcher
     assert (stage.objective.margin, stage.objective.hardest, stage.objective.warmup_epochs) == (0.3, True, 1)
     assert (stage.config.epochs, stage.config.clip_norm, stage.config.decay_every) == (3, 1.5, 10)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 8), (3, 1, 5, 8)])
+def test_residual_added_in_place_is_the_sum(shape: tuple[int, ...]) -> None:
+    """Without gradients the product is added in place, to vectors that may be the same for several pairs."""
+    torch.manual_seed(0)
+    layer, vectors, x = TransformerLayer(8, 2, 6).eval(), torch.randn(shape), torch.randn(3, 4, 5, 6)
+    x = x if len(shape) == 4 else x[:, 0]
+    kept = vectors.clone()
+    expected = vectors + layer.linear2(x)
+    with torch.no_grad():
+        torch.testing.assert_close(layer.add_residual(vectors, layer.linear2, x), expected)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer.add_residual(vectors, layer.linear2, x).dtype == torch.float32
+    torch.testing.assert_close(vectors, kept)
+    layer.train()
+    layer.dropout.p = 1.0
+    with torch.no_grad():
+        torch.testing.assert_close(layer.add_residual(vectors, layer.linear2, x), vectors.expand_as(expected))

@@ -85,6 +85,19 @@ def test_blocks_fit_the_budget(scored) -> None:
         block_shape(model, images, texts, cost - 1)
 
 
+def test_blocks_of_expensive_pairs_have_few_captions() -> None:
+    """Captions come in order of length, so few of them need little padding."""
+
+    class Expensive(Matcher):
+        def bytes_per_pair(self, images: Images, texts: Texts) -> int:
+            return 1000
+
+    images, texts = Images(pooled=torch.zeros(200, 2)), Texts(pooled=torch.zeros(200, 2))
+    assert block_shape(Expensive(), images, texts, 400_000) == (66, 6)
+    assert block_shape(Expensive(), images, texts, 40_000) == (40, 1)
+    assert block_shape(Expensive(), images, texts, 10**7) == (100, 100)
+
+
 def test_trim_drops_common_padding_everywhere(scored) -> None:
     _, _, _, _, texts = scored
     short = texts[texts.mask.sum(dim=1).argsort()[:3]]

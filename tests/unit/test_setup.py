@@ -103,3 +103,33 @@ def test_cleaning_leaves_runs_alone(tmp_path: Path) -> None:
         path.touch()
     subprocess.run(["make", "clean"], cwd=tmp_path, check=True)
     assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
+
+
+def ten_answers() -> list[tuple[str, str]]:
+    """Question and answer of each row of CONTRIBUTING's table."""
+    text = (
+        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("### Ten questions")[2].partition("\n## ")[0]
+    )
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [(question, answer) for question, answer in rows[1:]]
+
+
+@pytest.mark.parametrize("question", [question for question, _ in ten_answers()])
+def test_a_newcomers_question_is_answered_by_paths_and_names_that_exist(question: str) -> None:
+    quoted = re.findall(r"`([^`]+)`", dict(ten_answers())[question])
+    assert "/" in quoted[0]
+    place = ROOT
+    for name in quoted:
+        if "/" in name:
+            place = ROOT / name
+            assert place.is_file(), name
+        elif "." in name:  # keys that lead to a value
+            value = yaml.safe_load(place.read_text(encoding="utf-8"))
+            for key in name.split("."):
+                value = value[key]
+        else:
+            assert re.search(rf"\b{re.escape(name)}\b", place.read_text(encoding="utf-8")), f"{name} in {place.name}"
+
+
+def test_there_are_ten_questions() -> None:
+    assert len(ten_answers()) == 10

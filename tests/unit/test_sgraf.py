@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cross_attention import WORDS as LENGTHS
+from cross_attention import texts_of
 from torch import Tensor, nn
 
 from itm_utils.errors import ItmError
@@ -17,12 +19,8 @@ from itm_utils.models.sgraf import (
     SelfAttentionPool,
     build,
     score_by_loop,
-    stages,
 )
-from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.scoring import score_all
-
-LENGTHS = [1, 6, 3, 3, 5]
 
 
 def model(head: str = "SAF", **more) -> SGRAF:
@@ -41,13 +39,6 @@ def model(head: str = "SAF", **more) -> SGRAF:
 def image_batch(sizes: tuple[int, ...] = (4, 2, 1), seed: int = 1) -> ImageBatch:
     regions = torch.randn(len(sizes), max(sizes), 7, generator=torch.Generator().manual_seed(seed)).double()
     return ImageBatch(regions=regions, mask=length_mask(torch.tensor(sizes), max(sizes)), ids=torch.arange(len(sizes)))
-
-
-def text_batch(lengths: list[int] | None = None, seed: int = 2) -> TextBatch:
-    lengths = lengths or LENGTHS
-    words = torch.randint(4, 12, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
-    sizes = torch.tensor(lengths)
-    return TextBatch(lengths=sizes, ids=torch.arange(len(sizes)), words=words * length_mask(sizes, max(lengths)))
 
 
 def encode(matcher: SGRAF, images: ImageBatch, texts: TextBatch) -> tuple[Images, Texts]:
@@ -101,7 +92,7 @@ def test_scores_are_the_definition_with_gradients(head: str) -> None:
     found = []
     for way in ("class", "definition"):
         matcher.zero_grad()
-        sides = encode(matcher, image_batch(), text_batch())
+        sides = encode(matcher, image_batch(), texts_of(LENGTHS, seed=2))
         scores = matcher.score(*sides).i2t if way == "class" else by_definition(matcher, *sides)
         (scores * spread).sum().backward()
         found.append([scores.detach(), *(p.grad for p in matcher.parameters())])
@@ -115,7 +106,7 @@ def test_loop_chunks_and_blocks_agree(head: str, tile: int, monkeypatch) -> None
     monkeypatch.setitem(sgraf.TILE, "cpu", tile)
     matcher = model(head)
     with torch.no_grad():
-        images, texts = encode(matcher, image_batch((3, 3, 3, 3)), text_batch())
+        images, texts = encode(matcher, image_batch((3, 3, 3, 3)), texts_of(LENGTHS, seed=2))
         expected = score_by_loop(matcher, images, texts)
         torch.testing.assert_close(matcher.score(images, texts).i2t, expected)
     cost = matcher.bytes_per_pair(images, texts)
@@ -124,29 +115,11 @@ def test_loop_chunks_and_blocks_agree(head: str, tile: int, monkeypatch) -> None
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_given_pairs_are_the_diagonal(head: str) -> None:
-    matcher = model(head)
-    images, texts = encode(matcher, image_batch(), text_batch([1, 6, 3]))
-    torch.testing.assert_close(matcher.score_pairs(images, texts).i2t, matcher.score(images, texts).i2t.diagonal())
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_scores_do_not_depend_on_the_company(head: str) -> None:
-    matcher = model(head)
-    together = matcher.score(*encode(matcher, image_batch(), text_batch())).i2t
-    alone = image_batch()[1:2]
-    alone = ImageBatch(regions=alone.regions[:, :2], mask=alone.mask[:, :2], ids=alone.ids)
-    one = text_batch()[2:3]
-    one = TextBatch(lengths=one.lengths, ids=one.ids, words=one.words[:, :3])
-    torch.testing.assert_close(matcher.score(*encode(matcher, alone, one)).i2t, together[1:2, 2:3])
-
-
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(("sizes", "lengths"), [((1,), [1]), ((5,), [1, 4]), ((1, 1, 1), [2, 2]), ((3, 1), [1, 1])])
-def test_one_of_anything_simply_works(head: str, training: bool, sizes: tuple[int, ...], lengths: list[int]) -> None:
-    matcher = model(head).train(training)
-    scores = matcher.score(*encode(matcher, image_batch(sizes), text_batch(lengths))).i2t
+def test_one_of_anything_can_be_trained_on(head: str, sizes: tuple[int, ...], lengths: list[int]) -> None:
+    """Statistics of a batch norm over a single number."""
+    matcher = model(head).train()
+    scores = matcher.score(*encode(matcher, image_batch(sizes), texts_of(lengths, seed=2))).i2t
     assert scores.shape == (len(sizes), len(lengths)) and scores.isfinite().all()
     scores.sum().backward()
     assert all(p.grad.isfinite().all() for p in matcher.parameters())
@@ -155,7 +128,7 @@ def test_one_of_anything_simply_works(head: str, training: bool, sizes: tuple[in
 @pytest.mark.parametrize("head", HEADS)
 def test_zero_vectors_have_scores_and_gradients(head: str) -> None:
     matcher = model(head)
-    images, texts = encode(matcher, image_batch(), text_batch())
+    images, texts = encode(matcher, image_batch(), texts_of(LENGTHS, seed=2))
     for side in (images, texts):
         side.local, side.pooled = side.local.detach(), side.pooled.detach()
         side.local[0] = 0
@@ -169,12 +142,9 @@ def test_zero_vectors_have_scores_and_gradients(head: str) -> None:
 
 def test_attention_is_the_cross_attention_below_the_similarity_vectors() -> None:
     matcher = model()
-    images, texts = encode(matcher, image_batch(), text_batch([1, 6, 3]))
+    images, texts = encode(matcher, image_batch(), texts_of([1, 6, 3], seed=2))
     found = matcher.attention(images, texts)["t2i"]
-    assert found.weights.shape == (3, 6, 4) and found.queries is texts.local and found.keys is images.local
-    torch.testing.assert_close(found.weights.sum(dim=2), found.query_mask.double())
-    assert found.weights[~found.key_mask[:, None, :].expand_as(found.weights)].eq(0).all()
-    assert found.weights.requires_grad
+    assert found.queries is texts.local and found.keys is images.local
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -184,7 +154,7 @@ def test_our_norms_do_not_know_the_order_of_regions(head: str) -> None:
         matcher = model(head, region_slots=slots)
         batch = image_batch((4, 4, 4))
         shuffled = ImageBatch(regions=batch.regions[:, order], mask=batch.mask, ids=batch.ids)
-        scores = [matcher.score(*encode(matcher, b, text_batch())).i2t for b in (batch, shuffled)]
+        scores = [matcher.score(*encode(matcher, b, texts_of(LENGTHS, seed=2))).i2t for b in (batch, shuffled)]
         assert torch.allclose(*scores, atol=1e-9) == same
 
 
@@ -220,7 +190,7 @@ def test_masked_statistics_are_those_of_the_real_rows() -> None:
 def test_training_keeps_no_differences(head: str) -> None:
     """Nothing of the size of all attended features waits for the backward pass."""
     matcher = model(head, width=50).train()
-    images, texts = encode(matcher, image_batch((4, 4, 4)), text_batch())
+    images, texts = encode(matcher, image_batch((4, 4, 4)), texts_of(LENGTHS, seed=2))
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
         matcher.score(images, texts)
@@ -253,7 +223,7 @@ def test_statistics_by_caption_are_those_of_a_loop() -> None:
 
 def test_without_steps_only_the_global_node_is_read() -> None:
     matcher = model("SGR", steps=0)
-    images, texts = encode(matcher, image_batch(), text_batch())
+    images, texts = encode(matcher, image_batch(), texts_of(LENGTHS, seed=2))
     before = matcher.score(images, texts).i2t
     texts.local = torch.randn_like(texts.local)
     torch.testing.assert_close(matcher.score(images, texts).i2t, before)
@@ -264,7 +234,7 @@ def test_half_precision_encoders_do_not_blur_the_scores() -> None:
     single = image_batch()
     single.regions = single.regions.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        images, texts = encode(matcher, single, text_batch([1, 6, 3]))
+        images, texts = encode(matcher, single, texts_of([1, 6, 3], seed=2))
         scores, pairs = matcher.score(images, texts).i2t, matcher.score_pairs(images, texts).i2t
     assert scores.dtype == images.pooled.dtype == texts.pooled.dtype == torch.float32
     torch.testing.assert_close(pairs, scores.diagonal())
@@ -277,13 +247,3 @@ def test_parameters_build_the_model_and_unknown_heads_are_refused() -> None:
     assert SGRAF(**made.config).config == made.config  # a checkpoint can be built again
     with pytest.raises(ItmError, match="head: found 'AVE', expected one of SAF, SGR"):
         SGRAF(12, 7, head="AVE")
-
-
-def test_stages_hold_the_one_training_of_the_chapter() -> None:
-    given = {"epochs": 4, "batch_size": 8, "learning_rate": 0.01, "seed": 1, "device": "cpu", "precision": "fp32"}
-    given |= {"num_workers": 0, "schedule": "paper", "decay_every": 3, "margin": 0.3, "warmup_epochs": 2}
-    built = model()
-    (stage,) = stages(given, built)
-    assert stage.model is built and isinstance(stage.objective, HingeTriplet)
-    assert (stage.objective.margin, stage.objective.hardest, stage.objective.warmup_epochs) == (0.3, True, 2)
-    assert (stage.config.epochs, stage.config.decay_every, stage.config.schedule) == (4, 3, "step")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from itm_lab.evidence import tables
 from itm_lab.evidence.chance import FILE, chance_beside, with_chance
-from itm_lab.evidence.ledger import Ledger, verdict
+from itm_lab.evidence.ledger import Ledger
 from itm_lab.evidence.statistics import seed_interval
-from itm_lab.evidence.tables import lab_table, published_rows, search_table
+from itm_lab.evidence.tables import collapse_means, collapse_table, lab_table, published_rows, search_table
+from itm_lab.evidence.verdicts import evaluate
 from itm_lab.paths import Paths
 from itm_lab.publish.ledger_pages import ours
 from itm_lab.records.receipts import variant_receipts, variant_values
+from itm_lab.records.rules import Comparison
 from itm_lab.scenes import scenes_folder
 from itm_lab.scenes.phrases import scenes_grounding
 from itm_utils.data.batches import WordCaptions
@@ -28,6 +31,34 @@ def test_an_arm_counts_only_with_all_its_seeds(capsys: pytest.CaptureFixture[str
     assert "not run yet (0 of 5 seeds)" in printed[1]
     assert f"{rows['SCAN t2i AVG'].value:.1f}" in printed[0]
     assert lab_table({"SCAN t2i AVG": "02_scan"}, seeds=(5, 4)) == {}
+
+
+def test_collapse_is_shown_where_receipts_have_its_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = {"metrics": {"rsum": {"value": 100.0}}}
+    new = [
+        {"metrics": {"final_loss": {"value": loss}, "image_cosine": {"value": 0.98}, "score_spread": {"value": 0.01}}}
+        for loss in (12.0, 13.0)
+    ]
+    expected = {"loss of a batch at the end": 12.5, "mean cosine of two images": 0.98, "spread of the scores": 0.01}
+    assert collapse_means([old, *new]) == pytest.approx(expected)
+    assert collapse_means([old]) == collapse_means([]) == {}
+    given = {"new": new, "old": [old], "none": []}
+    monkeypatch.setattr(tables, "variant_receipts", lambda chapter, variant, dataset: given[variant])
+    assert collapse_table(dict.fromkeys(given, "08_mmca")) == {"new": pytest.approx(expected)}
+    assert collapse_table({}) == {}
+    assert capsys.readouterr().out.splitlines() == [
+        "new   loss of a batch at the end 12.5; mean cosine of two images 0.98; spread of the scores 0.01",
+        "old   not recorded by these runs",
+    ]
+
+
+def test_one_seed_has_a_value_and_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    """At paper size a chapter shows its own run beside others of the same seed."""
+    value = variant_values("02_scan", "SCAN t2i AVG")[0]
+    assert lab_table({"SCAN t2i AVG": "02_scan"}, seeds=[5]) == {"SCAN t2i AVG": (value, value, value)}
+    assert capsys.readouterr().out == f"SCAN t2i AVG  rsum {value:5.1f}  (one seed)  one model\n"
 
 
 def test_a_search_lists_the_values_it_tried(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +106,9 @@ def test_receipts_without_a_chance_level_have_that_of_their_dataset() -> None:
 def test_the_chance_levels_of_scenes_are_those_of_its_boxes() -> None:
     known = yaml.safe_load((Paths.find().book_data / FILE).read_text(encoding="utf-8"))["scenes"]
     split = open_split(scenes_folder(), known["split"])
-    assert split.identity()["fingerprint"] == known["fingerprint"]
+    assert (
+        known["fingerprint"] == Ledger().datasets["scenes"]["old_fingerprint"]
+    )  # newer receipts state their own level
     vocabulary = Vocabulary.of_folder(split.root)
     model = SCAN(len(vocabulary), split.feature_dim, width=4, word_dim=4)
     seen = collect_attention(model, split, WordCaptions(split, vocabulary), scenes_grounding(known["split"]))
@@ -93,8 +126,13 @@ def test_a_page_has_chance_beside_an_attention_f1() -> None:
     assert with_chance({"metrics": {"rsum": {"value": 1.0}}}) == {"metrics": {"rsum": {"value": 1.0}}}
 
 
-def test_verdicts_on_attention_f1_say_its_chance_level() -> None:
-    (first, *_) = verdict("CC-04").findings
-    assert str(first).endswith("n = 5; every region 39.9")
-    assert "every region" in verdict("CC-04").report()
-    assert "every region" not in verdict("CC-05").report()  # precision and recall
+def test_comparisons_of_attention_f1_say_its_chance_level() -> None:
+    book = Ledger()
+    found = {}
+    for metric in ("att_f1", "att_precision"):
+        plan = Comparison((("SCAN CCR", metric),), (("SCAN baseline", metric),), (), {"above": 0})
+        known = {variant: book.receipts["11_ccr_ccs", variant, "scenes"] for variant in plan.variants}
+        runs = {variant: {seed: receipt for seed, (_, receipt) in of.items()} for variant, of in known.items()}
+        found[metric] = str(evaluate(plan, runs, book.protocol))
+    assert found["att_f1"].endswith("n = 5; every region 39.9")
+    assert "every region" not in found["att_precision"]

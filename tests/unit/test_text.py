@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from itm_lab.data.opening import check_covers
 from itm_utils.data.vocabulary import (
     SPECIAL,
     Vocabulary,
@@ -75,9 +76,9 @@ def test_encode_wraps_and_marks_unknown_words() -> None:
 
 def test_the_vocabulary_of_another_dataset_is_refused() -> None:
     vocabulary = Vocabulary.build(CAPTIONS)
-    vocabulary.check_covers(CAPTIONS, "train_caps.txt")
+    check_covers(vocabulary, CAPTIONS, "train_caps.txt")
     with pytest.raises(ItmError, match=r"train_caps\.txt: found that the vocabulary knows only .*another dataset"):
-        vocabulary.check_covers(["A plane lands near a tower."] * 5, "train_caps.txt")
+        check_covers(vocabulary, ["A plane lands near a tower."] * 5, "train_caps.txt")
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from itm_lab.evidence.statistics import (
     seed_interval,
 )
 from itm_lab.publish.uncertainty_page import our_runs, published_gaps, uncertainty_fragment
+from itm_lab.records.bootstrap import bootstrap_intervals
 from itm_lab.records.receipts import Evidence, make_receipt, write_receipt
 from itm_utils.errors import ItmError
-from itm_utils.metrics.retrieval import Ranks, bootstrap_intervals, five_captions_each, summarise
+from itm_utils.metrics.retrieval import Ranks, five_captions_each, summarise
 
 IMAGES = 60
 OWNER = five_captions_each(IMAGES)

@@ -8,11 +8,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from notebook_cells import run_cells
 from torch.nn import functional as F
 
 from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, PairBatch, TextBatch
+from itm_utils.models import vsrn
 from itm_utils.models.vsepp import HingeTriplet, hinge_loss
 from itm_utils.models.vsrn import (
     IGNORE_INDEX,
@@ -20,7 +22,6 @@ from itm_utils.models.vsrn import (
     ReasoningStep,
     build,
     encode_regions,
-    greedy_decode,
     normalize_regions,
     relations,
     stages,
@@ -203,6 +204,7 @@ def test_only_training_keeps_the_regions() -> None:
 def test_decoded_captions_depend_on_their_own_image_only() -> None:
     made = model()
     regions, mask = made.reasoning(image_batch()), image_batch().mask
+    greedy_decode = run_cells("05_vsrn", ("write-greedily",), vars(vsrn)).greedy_decode
     written = greedy_decode(made.caption_decoder, regions, mask, max_len=6)
     assert written.shape == (4, 6)
     assert torch.equal(greedy_decode(made.caption_decoder, regions[2:3], mask[2:3], max_len=6)[0], written[2])

@@ -19,13 +19,15 @@ NAMES = {
     "txt_enc.embed": "word_embedding",
     "txt_enc.rnn": "gru",
 }
-OPTIONS = {
+ENCODERS = {  # options of both encoders, which later public code took over
     "vocab_size": "vocabulary_size",
     "img_dim": "image_dim",
     "embed_size": "width",
     "word_dim": "word_dim",
     "num_layers": "layers",
     "bi_gru": "bidirectional",
+}
+OPTIONS = ENCODERS | {
     "cross_attn": "direction",
     "raw_feature_norm": "first_norm",
     "agg_func": "pooling",

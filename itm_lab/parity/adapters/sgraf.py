@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from itm_lab.parity.adapters.scan import ENCODERS
 from itm_lab.parity.comparison import Arrays, batches, load_public
 from itm_utils.errors import input_error
 from itm_utils.matcher import Images, Texts
@@ -36,17 +37,7 @@ NAMES = {
     for step in range(16)  # as many steps as anyone may have trained
     for theirs, ours in STEP_NAMES.items()
 }
-OPTIONS = {
-    "vocab_size": "vocabulary_size",
-    "img_dim": "image_dim",
-    "embed_size": "width",
-    "word_dim": "word_dim",
-    "num_layers": "layers",
-    "bi_gru": "bidirectional",
-    "sim_dim": "sim_dim",
-    "module_name": "head",
-    "sgr_step": "steps",
-}
+OPTIONS = ENCODERS | {"sim_dim": "sim_dim", "module_name": "head", "sgr_step": "steps"}
 SLOTS = "sim_enc.v_global_w.embedding_local.1.weight"  # one number per region slot
 
 

@@ -12,7 +12,7 @@ from itm_lab.parity.adapters import vsepp
 from itm_lab.parity.comparison import Arrays, Table, batches, compare_metrics, load_public, our_name, to_device
 from itm_utils.errors import input_error
 from itm_utils.matcher import PairBatch, Scores
-from itm_utils.metrics import ensemble
+from itm_utils.metrics.retrieval import ensemble
 from itm_utils.models.vsepp import hinge_loss
 from itm_utils.models.vsrn import VSRN, ReasoningStep, encode_regions, normalize_regions
 

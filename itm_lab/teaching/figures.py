@@ -151,3 +151,28 @@ def intervals(values: Mapping[str, tuple[float, float, float]], *, what: str, ax
     ax.set(yticks=range(len(values)), yticklabels=list(values), xlabel=what, ylim=(len(values) - 0.5, -0.5))
     ax.grid(axis="y", visible=False)
     return ax
+
+
+def rsum_and_r1(recalls: Mapping[str, float]) -> tuple[float, float]:
+    """rsum, and R@1 of both directions added, of recalls by name."""
+    return recalls["rsum"], recalls["i2t_r1"] + recalls["t2i_r1"]
+
+
+def draw_two_axes(curve: Mapping[float, tuple[float, float]], what: str, chosen: float, name: str) -> Axes:
+    """Draw rsum (left axis) and R@1 of both directions added (right axis) against a setting; return the left axis.
+
+    curve: setting → :func:`rsum_and_r1`. what: the setting. chosen: its value in the run, dotted. name: of the method.
+    """
+    _, left = plt.subplots(figsize=(6.4, 3.4))
+    right = left.twinx()
+    lines = []
+    for ax, column, style, label in ((left, 0, "o-", "rsum"), (right, 1, "s--", "R@1 of i2t + R@1 of t2i")):
+        values = [numbers[column] for numbers in curve.values()]
+        colour = method_colour(name) if ax is left else INK
+        lines += ax.plot(list(curve), values, style, color=colour, label=label)
+        ax.set_ylabel(label)
+    right.grid(visible=False)
+    left.axvline(chosen, color="0.6", linestyle=":")
+    left.set(xlabel=what)
+    left.legend(handles=lines)
+    return left

@@ -4,9 +4,9 @@ Both start from the same 5,000 x 25,000 matrix without ties, in one process with
 lists of ids, so making them is part of its time. Three ways to use it are timed: the lists its documentation asks
 for (everything ranked, Python lists), the same lists left as arrays, and lists cut to the longest that these
 metrics read, which its own COCO 1K recalls refuse. Ours is the best of three runs, the package runs once. Writes
-benchmarks/results/extended_metrics.json.
+benchmarks/results/multi_positive.json.
 
-usage: python -m benchmarks.extended_metrics     (one thread, 6 GB of memory, a few minutes)
+usage: python -m benchmarks.multi_positive     (one thread, 6 GB of memory, a few minutes)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from itm_utils.matcher import Scores
 warnings.simplefilter("ignore", UserWarning)
 from eccv_caption import Metrics  # noqa: E402  (it warns about an optional reader)
 
-OUT = Path(__file__).parent / "results" / "extended_metrics.json"
+OUT = Path(__file__).parent / "results" / "multi_positive.json"
 LONGEST = 48  # the most right candidates of any query in the package's data
 Lists = dict[int, list[int] | np.ndarray]
 
