@@ -203,8 +203,17 @@ def run_experiments(
     dirty: Annotated[
         bool, typer.Option("--dirty", help="Start from uncommitted changes, too; no verdict counts such runs.")
     ] = False,
+    queue: Annotated[
+        bool, typer.Option("--queue", help="Work off experiments/queue.yaml; with --dry-run, what it has and lacks.")
+    ] = False,
 ) -> None:
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
+    if queue:
+        if experiments or table or parameter or seeds or search or grid:
+            raise ItmError(
+                "itm run --queue: its file says what is run; only --jobs, --receipts, --dirty and --dry-run go with it"
+            )
+        raise typer.Exit(work_off_queue(Paths.find().root, receipts, jobs or 2, dry_run, dirty))
     from itm_lab.experiments import runner
     from itm_lab.experiments.choice import search_runs
     from itm_lab.experiments.plan import plan, plan_searches
@@ -213,7 +222,7 @@ def run_experiments(
     results, asked = root / receipts, (root, experiments or [], table)
     planned = plan(*asked, seeds, parameter or [], search or [], grid or [], results)
     selections = [] if search or grid else plan_searches(*asked, parameter or [], results)
-    searches = search_runs(selections)
+    searches = search_runs(selections, results)
     if show:
         for job in (*searches, *planned):
             typer.echo(runner.shown(job))
@@ -242,11 +251,15 @@ def run_experiments(
     if not dirty:
         check_clean(root, planned, results)
     at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
-    if selections:
-        if runner.run_jobs(searches, results, at_a_time):
-            raise typer.Exit(1)
+    while selections:
+        while searches:  # a search may go on beyond the ends of its grid
+            if runner.run_jobs(searches, results, at_a_time):
+                raise typer.Exit(1)
+            searches = search_runs(selections, results)
         for selection in selections:
             typer.echo(selection.record(results))
+        selections = plan_searches(*asked, parameter or [], results)
+        searches = search_runs(selections, results)
         planned = plan(*asked, seeds, parameter or [], [], [], results)
     failed = runner.run_jobs(planned, results, at_a_time)
     if not failed and not search and not grid:
@@ -256,6 +269,22 @@ def run_experiments(
         for line in compared(results, root / "receipts"):
             typer.echo(line)
     raise typer.Exit(bool(failed))
+
+
+def work_off_queue(root: Path, receipts: Path, at_a_time: int, dry_run: bool, dirty: bool) -> int:
+    """Run the queue, or say what it has and lacks; returns the exit code."""
+    from itm_lab.experiments.clean_start import check_clean
+    from itm_lab.experiments.trial_queue import TrialQueue, read_queue, run_queue
+
+    entries = read_queue(root, root / "experiments" / "queue.yaml")
+    queue = TrialQueue(root, entries, root / receipts)
+    if dry_run:
+        for line in queue.counts():
+            typer.echo(line)
+        return 0
+    if not dirty:
+        check_clean(root, queue.evidence(), root / receipts)
+    return bool(run_queue(queue, at_a_time))
 
 
 @app.command()

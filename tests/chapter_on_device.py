@@ -47,6 +47,7 @@ def run_on_device(notebook: str, folder: Path, monkeypatch: pytest.MonkeyPatch, 
     """The names after all code cells of a chapter. changes: parameters."""
     names: dict[str, Any] = {}
     monkeypatch.setattr(itm_utils.training, "train", one_step)
+    monkeypatch.setattr(chapter, "train", one_step)
     monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
     monkeypatch.setattr("itm_lab.records.chapter.start_chapter", lambda name: chapter.Chapter.of_cells(name, [], names))
     for cell, source in cells_of(notebook, "code").items():

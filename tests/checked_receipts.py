@@ -47,7 +47,7 @@ def search(**change: Any) -> dict[str, Any]:
 
 def fair(receipt: Mapping[str, Any], **change: Any) -> dict[str, Any]:
     """The same receipt under schema 4, with all that the protocol checks, and its seal."""
-    more = {"schema": 4, "inputs": {"train": "a" * 64}, "training": training(), "search": search()} | change
+    more = {"schema": 4, "inputs": {"train": "a" * 64}, "training": training(), "search": [search()]} | change
     known = dict(receipt) | more | {"run": dict(receipt["run"]) | {"clean": True}}
     known["parameters"] = {"learning_rate": 0.002} | known["parameters"]
     known.pop("seal", None)

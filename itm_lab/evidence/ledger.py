@@ -286,9 +286,9 @@ class Ledger(RuleBook):
     def _baselines(self, runs: Runs) -> dict[str, str]:
         """Record of a search → the variant that got as many runs beside it, as the record says."""
         found: dict[str, str] = {}
-        for search in (receipt.get("search") for of in runs.values() for receipt in of.values()):
-            path = self.paths.receipts / search["record"] if search else None
-            if search is None or path is None or search["record"] in found or not path.is_file():
+        for search in (one for of in runs.values() for receipt in of.values() for one in receipt.get("search", ())):
+            path = self.paths.receipts / search["record"]
+            if search["record"] in found or not path.is_file():
                 continue
             record = json.loads(path.read_text(encoding="utf-8"))
             variant = variant_of_experiment(self.root, record["select"].get("baseline", ""))

@@ -107,35 +107,33 @@ def searched(runs: Runs, protocol: Receipt, equally: bool, baselines: Mapping[st
 
     A baseline with as many runs beside the search of another counts as searched with that effort.
     """
-    effort: dict[str, tuple[int, int]] = {}
-    searches = [search for of in runs.values() if (search := next(iter(of.values())).get("search"))]
-    beside = {baselines[one["record"]]: (one["runs"], one["seeds"]) for one in searches if one["record"] in baselines}
-    for variant, of in runs.items():
-        run = next(iter(of.values()))
-        search = run.get("search")
-        effort[variant] = (search["runs"], search["seeds"]) if search else beside.get(variant, (0, 0))
-        if search:
+    one_each = {variant: next(iter(of.values())) for variant, of in runs.items()}
+    effort = {variant: sum(search["runs"] for search in run["search"]) for variant, run in one_each.items()}
+    for search in {one["record"]: one for run in one_each.values() for one in run["search"]}.values():
+        if (baseline := baselines.get(search["record"])) in effort:
+            effort[baseline] += search["runs"]
+    for variant, run in one_each.items():
+        for search in run["search"]:
             if search["seeds"] < protocol["search_seeds"]:
                 yield f"{variant} was searched with {search['seeds']} of {protocol['search_seeds']} seeds"
-            for name in at_edge(run, protocol):
+            for name in at_edge(search, run["parameters"], protocol):
                 yield f"{variant} has its {name} from the edge of the grid"
-    if effort and not any(number for number, _ in effort.values()):
+    if effort and not any(effort.values()):
         yield "no setting was searched on dev"
     elif equally and len(set(effort.values())) > 1:
-        told = (f"{variant} with {number} runs of {seeds} seeds" for variant, (number, seeds) in effort.items())
-        yield f"searched unequally: {', '.join(told)}"
+        yield f"searched unequally: {', '.join(f'{variant} with {number} runs' for variant, number in effort.items())}"
 
 
-def at_edge(run: Receipt, protocol: Receipt) -> Iterator[str]:
+def at_edge(search: Receipt, chosen: Mapping[str, Any], protocol: Receipt) -> Iterator[str]:
     """Searched settings whose chosen value is the first or last of its grid: the best may lie beyond.
 
     Two values have no inside, and some grids are the papers' own; these are not asked.
     """
-    grid = run["search"]["grid"]
+    grid = search["grid"]
     for name, values in (grid if isinstance(grid, Mapping) else values_of(tuple(grid))).items():
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         inside = len(numbers) > 2 and len(numbers) == len(values) and name not in protocol["grids_of_papers"]
-        if inside and run["parameters"].get(name) in (min(numbers), max(numbers)):
+        if inside and chosen.get(name) in (min(numbers), max(numbers)):
             yield name
 
 

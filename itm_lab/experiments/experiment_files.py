@@ -11,10 +11,11 @@ what comes later replaces what came before:
 
 Only what stands below ``datasets: <dataset>: variants`` can be run. Besides parameters of the notebook there are
 ``about`` and ``note`` (for people, not taken over by ``extends``), ``table`` (where its row stands), ``ensemble`` (whose scores are averaged with
-whose), ``seeds`` (which seeds a reproduction takes), and ``select`` (settings that a search on dev chooses first) with
-its ``search_baseline``, and ``same_ranks_as`` (variants whose test ranks may equal this one's, such as another collapsed
-control: elsewhere equal ranks mean a setting that changes nothing). ``{dataset}`` in a folder's name is filled in here, ``{seed}``
-by the notebook. The folder of a run follows from its name: ``runs/<chapter>/<dataset>/<variant>/s<seed>``.
+whose), ``seeds`` (which seeds a reproduction takes), ``select`` (settings that a search on dev chooses first) with
+its ``search_baseline``, ``choice_of`` (experiments whose searched settings it takes), and ``same_ranks_as`` (variants whose
+test ranks may equal this one's, such as another collapsed control: elsewhere equal ranks mean a setting that changes
+nothing). ``{dataset}`` in a folder's name is filled in here, ``{seed}`` by the notebook. The folder of a run follows from
+its name: ``runs/<chapter>/<dataset>/<variant>/s<seed>``.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from itm_utils.errors import ItmError, input_error
 from itm_utils.files import read_text
 from itm_utils.validation import Settings, validated
 
-ABOUT = ("about", "note", "table", "ensemble", "seeds", "search_baseline", "same_ranks_as")
+ABOUT = ("about", "note", "table", "ensemble", "seeds", "search_baseline", "choice_of", "same_ranks_as")
 MOST_SEEDS = 10_000  # in one range
 SECTIONS = ("base", "groups", "variants", "datasets")
 
@@ -44,14 +46,29 @@ SECTIONS = ("base", "groups", "variants", "datasets")
 class Select:
     """Settings that a search on dev chooses. grid: setting → values. seeds: runs of each combination.
 
-    baseline: the variant that gets as many runs. settings: the combinations that are tried, where these are not all of
-    the grid; one of them is chosen as a whole.
+    baseline: the variant that gets as many runs, if any. settings: the combinations that are tried, where these are not
+    all of the grid; one of them is chosen as a whole. shorter: settings of the search alone, such as fewer epochs.
     """
 
     grid: dict[str, list[Any]]
     seeds: int
     baseline: str
     settings: tuple[dict[str, Any], ...] = ()
+    shorter: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ladder(self) -> str:
+        """The one setting of the grid if it is a number: its values rise by a factor, and the search follows them."""
+        names = [name for name, values in self.grid.items() if is_ladder(values)]
+        return names[0] if len(self.grid) == 1 and names and not self.settings else ""
+
+
+def is_ladder(values: list[Any]) -> bool:
+    """At least three numbers above zero, each as many times larger than the one before."""
+    if len(values) < 3 or not all(type(value) in (int, float) and value > 0 for value in values):
+        return False
+    factors = [after / before for before, after in pairwise(values)]
+    return factors[0] > 1 and all(abs(factor / factors[0] - 1) < 1e-6 for factor in factors)
 
 
 @dataclass(frozen=True)
@@ -69,9 +86,10 @@ class Experiment:
     ensemble: str = ""
     seeds: str = ""
     search_baseline: str = ""
+    choice_of: str = ""
     same_ranks_as: str = ""
     select: Select | None = None
-    record: str = ""  # where the search is recorded that chose some of the settings
+    records: tuple[str, ...] = ()  # where the searches are recorded that chose some of the settings
 
     @property
     def chapter(self) -> str:
@@ -80,6 +98,12 @@ class Experiment:
     @property
     def tables(self) -> list[str]:
         return [table for table in re.split(r"\s*,\s*", self.table) if table]
+
+    @property
+    def chosen_elsewhere(self) -> list[str]:
+        """Full names of the experiments whose searched settings it takes, in that order."""
+        named = [name for name in re.split(r"\s*,\s*", self.choice_of) if name]
+        return [name if "/" in name else f"{self.name.rpartition('/')[0]}/{name}" for name in named]
 
     @property
     def alike(self) -> list[str]:
@@ -137,11 +161,12 @@ def experiments_of_table(root: Path, table: str) -> list[Experiment]:
 def _read_file(path: Path, notebook: Path, stamps: tuple[int, ...]) -> list[Experiment]:
     """The experiments of a file; read again only if it or its notebook has changed (``stamps``)."""
     found = [make_experiment(path, notebook, *place) for place in expand(path)]
-    plain = {one.name for one in found if one.select is None}
+    plain = {one.name for one in found if one.select is None or one.select.ladder}
     for one in found:
-        if one.select and baseline_name(one) not in plain:
-            expected = "a variant of the same dataset that selects nothing"
-            raise input_error(one.name, f"search_baseline: {one.select.baseline or 'none'}", expected)
+        needed = one.select is not None and not (one.select.ladder and not one.search_baseline)
+        if needed and (baseline_name(one) not in plain or baseline_name(one) == one.name):
+            expected = "a variant of the same dataset that selects nothing, or one number alone"
+            raise input_error(one.name, f"search_baseline: {one.search_baseline or 'none'}", expected)
     return found
 
 
@@ -167,11 +192,11 @@ def make_experiment(path: Path, notebook: Path, dataset: str, variant: str, give
 def read_select(experiment: Experiment, given: Any) -> Select:
     """The ``select`` of an experiment, checked: every value must be one that its notebook takes."""
     where, form = f"{experiment.name}, select", "{grid: {setting: [value, …], …}, on: dev, seeds: 1}"
-    form += " (or settings: [{setting: value, …}, …] instead of grid)"
+    form += " (or settings: [{setting: value, …}, …] instead of grid; shorter: {setting: value} for the search alone)"
     if isinstance(given, dict):  # in YAML a bare ``on`` is true
         given = {"on" if name is True else name: value for name, value in given.items()}
     wanted = {"on", "settings" if isinstance(given, dict) and "settings" in given else "grid"}
-    if not isinstance(given, dict) or not wanted <= given.keys() <= wanted | {"seeds"}:
+    if not isinstance(given, dict) or not wanted <= given.keys() <= wanted | {"seeds", "shorter"}:
         raise input_error(where, repr(given), form)
     settings = listed_settings(where, given["settings"], form) if "settings" in given else ()
     grid = values_of(settings) if settings else given["grid"]
@@ -187,7 +212,13 @@ def read_select(experiment: Experiment, given: Any) -> Select:
             raise input_error(where, f"the parameter {name}", "a setting of the model or of its training")
         for value in values:
             experiment.values({name: value})
-    return Select(grid, seeds, experiment.search_baseline, settings)
+    shorter = given.get("shorter") or {}
+    if not isinstance(shorter, dict) or shorter.keys() & {*grid, *ASIDE}:
+        raise input_error(
+            where, f"shorter: {shorter!r}", "settings that the search does not choose, such as {epochs: 4}"
+        )
+    experiment.values(shorter)
+    return Select(grid, seeds, experiment.search_baseline, settings, shorter)
 
 
 def listed_settings(where: str, given: Any, form: str) -> tuple[dict[str, Any], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,7 @@ def plan(
             jobs += grid_jobs(experiment, read_choices(experiment, grid, "--grid"), overrides)
         else:
             asked = seeds or ("" if "seed" in overrides else experiment.seeds)
-            selection = selection_of(root, experiment, overrides)
-            chosen = selection.chosen(results) if selection and results else experiment
+            chosen = with_choices(root, experiment, overrides, results) if results else experiment
             jobs += make_jobs(chosen, read_seeds(asked) if asked else None, overrides)
     return linked(jobs)
 
@@ -68,35 +68,106 @@ def asked_for(root: Path, names: list[str], table: str, pairs: list[str]) -> lis
     return found
 
 
-def selection_of(root: Path, experiment: Experiment, overrides: dict[str, Any]) -> Selection | None:
-    """The search that comes before an experiment; None if it asks for none, or the command gives what is searched."""
+def selection_of(
+    root: Path, experiment: Experiment, overrides: dict[str, Any], results: Path | None = None
+) -> Selection | None:
+    """The search that comes before an experiment; None if it asks for none, or the command gives what is searched.
+
+    results: where the choices are recorded that the search itself builds on.
+    """
     if experiment.select is None or overrides.keys() & experiment.select.grid.keys():
         return None
-    shared = {name: value for name, value in overrides.items() if name not in ("seed", "evaluate_on")}
-    return Selection(experiment, find_experiment(root, baseline_name(experiment)), shared)
+    shared = shared_overrides(experiment, overrides)
+    name = experiment.select.baseline
+    baseline = find_experiment(root, baseline_name(experiment)) if name else None
+    if results is not None:
+        experiment = taking_choices(root, experiment, shared, results)
+        baseline = with_choices(root, baseline, shared, results) if baseline else None
+    return Selection(experiment, baseline, shared)
+
+
+def shared_overrides(experiment: Experiment, overrides: dict[str, Any]) -> dict[str, Any]:
+    """What a command changed, as far as it concerns every run of an experiment's search."""
+    aside = ("seed", "evaluate_on")
+    return {
+        name: value for name, value in overrides.items() if name in experiment.model.model_fields and name not in aside
+    }
+
+
+def with_choices(root: Path, experiment: Experiment, overrides: dict[str, Any], results: Path) -> Experiment:
+    """The experiment with every recorded choice that concerns it; as its file describes it where there is none yet."""
+    selection = selection_of(root, experiment, overrides, results)
+    if selection is not None:
+        return selection.chosen(results)
+    return taking_choices(root, experiment, overrides, results)
+
+
+def taking_choices(root: Path, experiment: Experiment, overrides: dict[str, Any], results: Path) -> Experiment:
+    """The experiment with the recorded choices of those whose settings it takes (``choice_of``)."""
+    for other in chosen_elsewhere(root, experiment, overrides, results):
+        experiment = other.lend(experiment, results)
+    return experiment
+
+
+def chosen_elsewhere(
+    root: Path, experiment: Experiment, overrides: dict[str, Any], results: Path
+) -> Iterator[Selection]:
+    """The searches of the experiments whose settings this one takes, if the command does not give what they choose."""
+    for name in experiment.chosen_elsewhere:
+        other = find_experiment(root, name)
+        if other.select is None:
+            expected = "an experiment that selects settings"
+            raise input_error(f"{experiment.name}, choice_of", name, expected)
+        if selection := selection_of(root, other, shared_overrides(other, without_place(overrides)), results):
+            yield selection
+
+
+def without_place(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Overrides that concern another experiment's runs as well: each has a folder and a name of its own."""
+    return {name: value for name, value in overrides.items() if name not in ("run_dir", "variant")}
+
+
+def missing_searches(
+    root: Path, experiment: Experiment, overrides: dict[str, Any], results: Path
+) -> Iterator[Selection]:
+    """Searches without a record that an experiment needs, in the order in which they can run."""
+    needed = [find_experiment(root, name) for name in experiment.chosen_elsewhere]
+    own = selection_of(root, experiment, overrides, results)
+    if own is not None and own.baseline is not None:
+        needed.append(find_experiment(root, baseline_name(experiment)))
+    for other in needed:
+        yield from missing_searches(root, other, shared_overrides(other, without_place(overrides)), results)
+    if own is not None and own.recorded(results) is None:
+        yield own
 
 
 def plan_searches(root: Path, names: list[str], table: str, pairs: list[str], results: Path) -> list[Selection]:
-    """The searches that must end before a command's runs: those whose choice is not recorded yet."""
-    found = (selection_of(root, *asked) for asked in asked_for(root, names, table, pairs))
-    return [one for one in found if one is not None and one.recorded(results) is None]
+    """The searches that can run now, of those whose choice a command's runs need and that is not recorded yet.
+
+    What builds on another search waits for its record: call again when these are recorded.
+    """
+    found: dict[str, Selection] = {}
+    for experiment, overrides in asked_for(root, names, table, pairs):
+        first = next(missing_searches(root, experiment, overrides, results), None)
+        if first is not None:
+            found.setdefault(str(first.path(results)), first)
+    return list(found.values())
 
 
 def unsearched(root: Path, name: str, pairs: list[str], results: Path) -> str:
     """What to know before an experiment runs as its file describes it: its search has not been run. Empty if it needs none."""
     ((experiment, overrides),) = asked_for(root, [name], "", pairs)
-    selection = selection_of(root, experiment, overrides)
-    if selection is None or selection.recorded(results) is not None:
+    missing = list(missing_searches(root, experiment, overrides, results))
+    searched = ", ".join(dict.fromkeys(setting for one in missing for setting in one.select.grid))
+    if not searched:
         return ""
-    searched = ", ".join(selection.select.grid)
     return f"{name}: {searched} are placeholders: a search on dev chooses them, which `itm run {name}` runs first"
 
 
 def plan_one(root: Path, name: str, pairs: list[str]) -> Job:
     """The one run that an experiment describes, with its own seed if no other is given."""
     ((experiment, overrides),) = asked_for(root, [name], "", pairs)
-    selection = selection_of(root, experiment, overrides)
-    chosen = selection.chosen(root / "receipts") if selection else experiment
+    chosen = with_choices(root, experiment, overrides, root / "receipts")
     return linked(make_jobs(chosen, None, overrides))[0]
 
 

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -180,12 +180,16 @@ def grid_jobs(
 
 
 def setting_jobs(
-    experiment: Experiment, settings: Sequence[dict[str, Any]], overrides: dict[str, Any], seeds: int = 1
+    experiment: Experiment,
+    settings: Sequence[dict[str, Any]],
+    overrides: dict[str, Any],
+    seeds: int = 1,
+    same_seeds: bool = False,
 ) -> list[Job]:
-    """The given combinations of settings, on dev, seeds of its own for every run."""
+    """The given combinations of settings, on dev, seeds of its own for every run, or the same ones for each combination."""
     jobs = []
     for number, chosen in enumerate(settings):
-        first = SEARCH_SEED + number * seeds
+        first = SEARCH_SEED + (0 if same_seeds else number * seeds)
         given = overrides | chosen | {"evaluate_on": "dev"}
         jobs += make_jobs(experiment, list(range(first, first + seeds)), given)
     return jobs
@@ -227,7 +231,8 @@ def is_finished(job: Job, results: Path) -> bool:
     path = expected_receipt(job, results)
     if not path.exists():
         return False
-    known = read_receipt(path)
+    stat = path.stat()
+    known = _read_once(path, stat.st_mtime_ns, stat.st_size)
     if is_old_protocol(known):
         return False  # it is replaced
     for name, wanted in (("dataset", job.facts.identity), ("parameters", settings_of(job.parameters))):
@@ -235,6 +240,12 @@ def is_finished(job: Job, results: Path) -> bool:
             hint = "Move it away, or give this run another name with -p variant=…"
             raise input_error(path, f"a receipt with other {name}", "none, or one of this very run", hint)
     return True
+
+
+@cache
+def _read_once(path: Path, changed: int, size: int) -> dict[str, Any]:
+    """A receipt, read and checked again only when its file has changed: a queue asks for each after every run."""
+    return read_receipt(path)
 
 
 def remove_damaged(job: Job) -> None:
@@ -297,28 +308,46 @@ def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
             tqdm.write(f"{job.label}: its scores are not there: computed again")
             collected.add(job)
             waiting.append(job)
-    total = sum(job.steps for job in waiting)
+    return work_off(lambda: waiting, results, at_a_time, sum(job.steps for job in waiting), collected)
+
+
+def work_off(
+    open_jobs: Callable[[], list[Job]],
+    results: Path,
+    at_a_time: int,
+    steps: int | None = None,
+    collected: Collection[Job] = (),
+    ended: Callable[[Job, bool], None] = lambda job, fine: None,
+) -> list[Job]:
+    """Run open jobs, a few side by side, until there are none; returns those that failed.
+
+    open_jobs: what may start, the most urgent first; asked again whenever a run has ended, so more may open. collected:
+    jobs whose receipts are there already. ended: told of every run that ends, and whether it ended well.
+    """
     failed: list[Job] = []
     running: dict[Job, subprocess.Popen] = {}
-    bar = tqdm(total=total, unit="step", disable=not interactive())
+    bar = tqdm(total=steps, unit="step", disable=not interactive())
+    done, tried, waiting = 0, set[str](), open_jobs()
     try:
-        done = 0
         while waiting or running:
             for job in next_jobs(waiting, running, at_a_time):
-                waiting.remove(job)
+                tried.add(job.parameters["run_dir"])
                 try:
                     running[job] = start(job)
                 except (ItmError, OSError) as error:
                     tqdm.write(f"{job.label}: not started: {error}", file=sys.stderr)
                     failed.append(job)
+                    ended(job, False)
             time.sleep(0.5)
             bar.n = done + sum(job.steps_done() for job in running)
             bar.refresh()
             for job in [job for job, process in running.items() if process.poll() is not None]:
                 process = running.pop(job)
                 done += job.steps
-                if not finish(job, process, None if job in collected else results):
-                    failed.append(job)
+                fine = finish(job, process, None if job in collected else results)
+                failed += [] if fine else [job]
+                ended(job, fine)
+            waiting = [job for job in open_jobs() if job.parameters["run_dir"] not in tried]
     except KeyboardInterrupt:
         end(running.values())
         raise ItmError("interrupted; the same command goes on from the last checkpoints") from None
@@ -341,7 +370,7 @@ def next_jobs(waiting: list[Job], running: Iterable[Job], at_a_time: int) -> lis
 def start(job: Job) -> subprocess.Popen:
     """Start papermill; all it says goes to a log beside the checkpoints."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    environment = environment_of(job.parameters) | {SEARCH_RECORD: job.experiment.record}
+    environment = environment_of(job.parameters) | {SEARCH_RECORD: os.pathsep.join(job.experiment.records)}
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
         return start_dependent(job.command(), stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment)
 

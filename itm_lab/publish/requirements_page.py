@@ -50,7 +50,7 @@ def paper_tables(root: Path) -> dict[str, list[str]]:
 def runs_of(root: Path, names: list[str], title: str) -> list[Job]:
     """The runs of a table, or of one experiment: the searches that come first, then one run each with its own seed."""
     asked = (root, [] if title else names, title)
-    searches = search_runs(plan_searches(*asked, [], root / "receipts"))
+    searches = search_runs(plan_searches(*asked, [], root / "receipts"), root / "receipts")
     return [*searches, *plan(*asked, "", [], [], [], root / "receipts")]
 
 

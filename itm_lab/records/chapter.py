@@ -21,7 +21,7 @@ from itm_lab.records.parameters import INJECTED, annotated, declared_parameters,
 from itm_lab.records.receipts import Curves
 from itm_lab.records.rules import rules_for
 from itm_lab.records.scores import save_scores, write_scores
-from itm_lab.records.training import Trained, search_record, training_record
+from itm_lab.records.training import Trained, search_records, training_record
 from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.data.text_encoder import BertCaptions
@@ -92,7 +92,7 @@ class Chapter:
         # Taken now: a rule that changes while the run goes on must not count as written before it.
         self.rules = rules_for(name, self.parameters["variant"])
         self.code = code_of(Paths.find_or_none())
-        self.search = search_record()
+        self.search = search_records()
         self.data: ChapterData | None = None
         self.trained: list[Trained] = []
         self.inputs: dict[str, str] = {}

@@ -13,7 +13,7 @@ import os
 import platform
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -93,7 +93,7 @@ def make_receipt(
     curves: Curves | None = None,
     inputs: Mapping[str, str] | None = None,
     training: Mapping[str, Any] | None = None,
-    search: Mapping[str, Any] | None = None,
+    search: Sequence[Mapping[str, Any]] = (),
     code: Code | None = None,
 ) -> dict[str, Any]:
     """Put a receipt together, seal and validate it.
@@ -122,7 +122,7 @@ def make_receipt(
         "rules": dict(rules or {}),
         "inputs": dict(inputs or {}),
         "training": training,
-        "search": search,
+        "search": list(search),
         "run": _circumstances(seconds, device, code or code_of(Paths.find_or_none())),
     } | ({"curves": curves} if curves else {})
     try:

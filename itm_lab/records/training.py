@@ -16,7 +16,7 @@ from itm_utils.files import read_text
 from itm_utils.training import Stage, TrainResult
 
 SEARCH_RECORD = (
-    "ITM_SEARCH_RECORD"  # environment: the record of the search that chose a run's settings; `itm run` sets it
+    "ITM_SEARCH_RECORD"  # environment: the records of the searches that chose a run's settings; `itm run` sets it
 )
 
 
@@ -66,17 +66,27 @@ def joint_training(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     return training_record(max(training["train_images"] for _, training in members), stages)
 
 
-def search_record(path: str | None = None) -> dict[str, Any] | None:
-    """The ``search`` of a receipt: what the record says that `itm run` names; None where it names none."""
-    if not (path := path if path is not None else os.environ.get(SEARCH_RECORD, "")):
-        return None
-    where, form = Path(path), "the record of a search, as `itm run` wrote it"
+def search_records(paths: str | None = None) -> list[dict[str, Any]]:
+    """The ``search`` of a receipt: what the records say that `itm run` names, in the order of the searches."""
+    named = paths if paths is not None else os.environ.get(SEARCH_RECORD, "")
+    return [search_record(Path(path)) for path in named.split(os.pathsep) if path]
+
+
+def search_record(where: Path) -> dict[str, Any]:
+    """One search of a receipt: what its record says, and the digest of the record."""
+    form = "the record of a search, as `itm run` wrote it"
     try:
         record = json.loads(read_text(where, form))
         select, runs = record["select"], len(record["runs"])
-        found = {"grid": select.get("grid", select.get("settings")), "runs": runs, "seeds": select["seeds"]}
+        tried = grid_of(record["runs"]) if "grid" in select else select["settings"]
+        found = {"grid": tried, "runs": runs, "seeds": select["seeds"]}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
             raise
         raise input_error(where, f"no record of a choice ({error!r})", form) from None
     return found | {"record": "/".join(where.parts[-3:]), "digest": file_digest(where)}
+
+
+def grid_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Setting → the values that runs tried, further ones of a ladder included."""
+    return {name: sorted({run["setting"][name] for run in runs}) for name in runs[0]["setting"]}

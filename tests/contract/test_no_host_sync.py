@@ -45,14 +45,20 @@ def test_a_training_step_never_waits(case: Case, objective: type) -> None:
     assert not syncs, f"{len(syncs)} waits:\n{told(syncs)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_variant_waits(case: Case) -> None:
     syncs = [*(step_syncs(case, HingeTriplet) or []), *scoring_syncs(case)]
     assert not syncs or case.matcher.__name__ in NOT_YET, f"{len(syncs)} waits:\n{told(syncs)}"
 
 
-@pytest.mark.parametrize("queries", [1, 3, 0])
-@pytest.mark.parametrize("case", [case for case in CASES if case.matcher.__name__ in CONSTRAINED], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "queries"),
+    [(case, 1) for case in CASES if case.matcher.__name__ in CONSTRAINED]
+    + [(case, queries) for case in DEFAULTS if case.matcher.__name__ in CONSTRAINED for queries in (3, 0)],
+    ids=str,
+)
 def test_a_step_that_logs_conflicts_never_waits(case: Case, queries: int) -> None:
     """Chapter 11's whole loss, in a batch whose conflicts are logged; it samples one in twenty of them."""
     calls = []

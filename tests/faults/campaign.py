@@ -65,6 +65,12 @@ class Struck:
             yield outcome
 
 
+def lost_after(name: str, kind: str, folder: Path) -> list[str] | None:
+    """What one fault lost of a work; None if no fault struck."""
+    outcomes = list(Struck(WORKLOADS[name], folder).faults(kind, 1))
+    return [outcome.said for outcome in outcomes if outcome.kind == LOST] if outcomes else None
+
+
 Row = dict[str, Any]
 
 

@@ -221,6 +221,8 @@ def result(work: Path) -> str:
     found: list[object] = []
     for path in sorted((work / "receipts").rglob("*.json")):
         content = {name: value for name, value in read_receipt(path).items() if name not in ("run", "seal")}
+        for stage in content["training"]["stages"]:
+            del stage["seconds"]
         found += [str(path.relative_to(work)), content, read_evidence(path).digest]
     found.append(tensor_digest({"i2t": read_scores(next((work / "run").rglob("scores.safetensors"))).i2t}))
     found.append(tensor_digest(read_checkpoint(next((work / "run").rglob("best.safetensors"))).tensors))

@@ -129,8 +129,9 @@ def build_scenes(inputs: Path, work: Path) -> None:
 
 
 def built(work: Path) -> str:
-    (folder,) = (path for path in work.iterdir() if path.is_dir() and not path.name.startswith("."))
-    return digest_of(folder)
+    """Digest of the one dataset or set of states in a cache; notes of digests lie beside it."""
+    (manifest,) = work.glob("*/manifest.json")
+    return digest_of(manifest.parent)
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,7 +51,7 @@ def itm_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         write_receipt(receipt, job.folder)
         return SimpleNamespace(poll=lambda: 0, returncode=0)
 
-    def run(*arguments: str, fails_after: int = 99) -> tuple[int, str, list[dict]]:
+    def run(*arguments: str, fails_after: int = 99, own: list[str] | None = None) -> tuple[int, str, list[dict]]:
         started: list[dict] = []
 
         def start(job: Job) -> SimpleNamespace:
@@ -60,7 +62,8 @@ def itm_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(runner, "start", start)
         monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
-        places = [f"dataset={data}", f"run_dir={tmp_path / 'runs'}", "device=cpu", "entities=", "baseline="]
+        own = ["entities=", "baseline="] if own is None else []
+        places = [f"dataset={data}", f"run_dir={tmp_path / 'runs'}", "device=cpu", *own]
         options = [word for place in places for word in ("-p", place)]
         result = CliRunner().invoke(app, ["run", *arguments, *options, "--receipts", str(tmp_path / "receipts")])
         return result.exit_code, result.output, started
@@ -136,6 +139,86 @@ def test_a_record_that_does_not_fit_is_refused(change, message: str, itm_run, tm
 
 def test_of_equal_means_the_first_value_is_taken() -> None:
     assert chosen_setting([({"width": 8}, 1.0), ({"width": 16}, 1.0)]) == {"width": 8}
+
+
+LADDER = """
+base: {teach: false}
+datasets:
+  f30k:
+    base: {dataset: data/f30k_precomp, schedule: lab, epochs: 12}
+    variants:
+      a: {variant: A, select: {grid: {learning_rate: [0.002, 0.004, 0.008]}, on: dev, seeds: 2, shorter: {epochs: 3}}}
+      b: {variant: B, choice_of: a, margin: 0.3}
+      c:
+        variant: C
+        choice_of: scan/f30k/a
+        search_baseline: a
+        select: {grid: {margin: [0.1, 0.3], temperature: [4.0, 9.0]}, on: dev}
+      d: {variant: D, choice_of: b}
+"""
+
+
+@pytest.fixture
+def ladder_run(itm_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``itm run`` in a checkout whose experiments search a learning rate; the best one is what the test says."""
+    for name in ("notebooks", "pyproject.toml", "_config.yml", "_toc.yml", "book"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/scan.yaml").write_text(LADDER, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    best = {"learning_rate": 0.004}
+
+    def rsum(given: dict) -> float:
+        return 400 - 40 * abs(math.log2(given["learning_rate"] / best["learning_rate"])) + given["seed"] % 2
+
+    monkeypatch.setattr(sys.modules[__name__], "rsum_of", rsum)
+    return lambda *arguments, at=0.004: (best.update(learning_rate=at), itm_run(*arguments, own=[]))[1]
+
+
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [
+        (0.004, [0.002, 0.004, 0.008]),
+        (0.016, [0.002, 0.004, 0.008, 0.016, 0.032]),
+        (0.001, [0.002, 0.004, 0.008, 0.001, 0.0005]),
+        (1.0, [0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128]),  # four steps beyond, and no further
+    ],
+)
+def test_a_learning_rate_is_followed_beyond_the_ends_of_its_grid(best: float, tried: list, ladder_run) -> None:
+    code, said, started = ladder_run("scan/f30k/a", at=best)
+    assert code == 0, said
+    *search, last = started
+    assert [(one["learning_rate"], one["seed"]) for one in search] == [(rate, s) for rate in tried for s in (100, 101)]
+    assert {(one["epochs"], one["evaluate_on"]) for one in search} == {(3, "dev")}
+    assert (last["learning_rate"], last["epochs"], last["evaluate_on"]) == (min(best, 0.128), 12, "test")
+    assert ladder_run("scan/f30k/a", at=best)[2] == []
+
+
+def test_a_search_is_planned_where_its_data_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = CliRunner().invoke(app, ["run", "ccr_ccs/coco/saf_ccr", "--dry-run", "-p", "dataset=data/coco_nowhere"])
+    assert (
+        found.exit_code == 1 and "data/coco_nowhere  " in found.output and "runs planned, none started" in found.output
+    )
+
+
+def test_other_experiments_take_a_choice_and_search_on_top_of_it(ladder_run) -> None:
+    code, said, started = ladder_run("scan/f30k/c", at=0.008)
+    assert code == 0, said
+    rates, margins = started[:8], started[8:]  # four values of a learning rate, then four settings beside a's runs
+    assert len({one["learning_rate"] for one in rates}) == 4 and {one["variant"][0] for one in rates} == {"A"}
+    assert len(margins) == 4 + 4 + 1 and {one["learning_rate"] for one in margins} == {0.008}
+    assert [one["seed"] for one in margins if one["variant"][0] == "A"] == [100, 101, 102, 103]
+    code, said, started = ladder_run("scan/f30k/b")
+    assert code == 0 and [(one["learning_rate"], one["margin"]) for one in started] == [(0.008, 0.3)]
+
+
+def test_a_choice_of_an_experiment_that_selects_nothing_is_refused(ladder_run) -> None:
+    code, said, started = ladder_run("scan/f30k/d")
+    assert (code, started) == (
+        2,
+        [],
+    ) and "choice_of: found scan/f30k/b, expected an experiment that selects settings" in said
 
 
 def test_a_recipe_says_which_of_its_settings_a_search_has_yet_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -680,7 +680,7 @@ def test_a_table_has_means_and_intervals_over_seeds() -> None:
     (job,) = plan(ROOT, ["scan/scenes/t2i_avg"], "", "5", [], [])
     lines = list(table_of(ROOT / "receipts", run_ensembles([job], ROOT / "receipts")))
     assert len(lines) == 2
-    assert re.search(r"SCAN t2i AVG +1 model.*\[\d+\.\d, \d+\.\d\]  scenes all 500, 5 seeds", lines[1])
+    assert re.search(r"SCAN t2i AVG +1 model.*\[\d+\.\d, \d+\.\d\]  scenes all 500, (old protocol, )?5 seeds", lines[1])
 
 
 def fake(folder: Path, test_split: str) -> Path:

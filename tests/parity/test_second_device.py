@@ -15,6 +15,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 CASES = sorted(path for path in GOLDEN.rglob("*.npz") if path.parent.name != "eval")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_reference_case_on_a_second_device(case: Path) -> None:
     with comparing_on(str(DEVICE)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -340,7 +341,7 @@ def test_what_entered_the_run_is_recorded(toy_run: Chapter) -> None:
         "grounding": grounding.fingerprint,
         "baseline": file_digest(data.train.root / "dev_ids.txt"),
     }
-    assert found["training"] is None and found["search"] is None
+    assert found["training"] is None and found["search"] == []
     moved = Grounding([[Phrase(0, 3, np.array([[0, 0, 5, 6]]))]])
     assert moved.fingerprint != grounding.fingerprint != Grounding([[]]).fingerprint
 
@@ -367,7 +368,8 @@ def test_training_needs_data(toy_run: Chapter) -> None:
 # ---------------------------------------------------------------------------------------------- what chose the settings
 
 
-RECORD = {"select": {"grid": {"learning_rate": [0.1, 0.2]}, "on": "dev", "seeds": 2}, "runs": [{}] * 4, "chosen": {}}
+TRIED = [{"setting": {"learning_rate": rate}} for rate in (0.1, 0.2, 0.1, 0.2, 0.4, 0.4)]  # one value beyond the grid
+RECORD = {"select": {"grid": {"learning_rate": [0.1, 0.2]}, "on": "dev", "seeds": 2}, "runs": TRIED, "chosen": {}}
 
 
 def test_the_search_that_chose_the_settings_is_recorded(
@@ -376,13 +378,17 @@ def test_the_search_that_chose_the_settings_is_recorded(
     path = tmp_path / "receipts/02_scan/choices/scan_toy_x.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(RECORD))
-    monkeypatch.setenv("ITM_SEARCH_RECORD", str(path))
+    other = path.with_name("other.json")
+    other.write_text(json.dumps({"select": {"settings": [{"alpha": 1}], "seeds": 3}, "runs": [{}] * 3}))
+    monkeypatch.setenv("ITM_SEARCH_RECORD", os.pathsep.join(map(str, (path, other))))
     run = started(**toy_run.parameters)
     run.open()
-    assert the_receipt(run, TrainResult(log=[], best={}, seconds=1.0))["search"] == {
-        "grid": {"learning_rate": [0.1, 0.2]}, "runs": 4, "seeds": 2,
+    first, second = the_receipt(run, TrainResult(log=[], best={}, seconds=1.0))["search"]
+    assert first == {
+        "grid": {"learning_rate": [0.1, 0.2, 0.4]}, "runs": 6, "seeds": 2,
         "record": "02_scan/choices/scan_toy_x.json", "digest": file_digest(path),
     }  # fmt: skip
+    assert (second["grid"], second["runs"], second["seeds"]) == ([{"alpha": 1}], 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +399,7 @@ def test_a_search_record_that_is_none_is_one_clear_error(tmp_path: Path, content
     if content is not None:
         path.write_text(content)
     with pytest.raises(ItmError, match=r"choice\.json: found .*, expected the record of a search"):
-        search_record(str(path))
+        search_record(path)
 
 
 def test_the_training_of_an_ensemble_is_that_of_its_members() -> None:

@@ -261,7 +261,7 @@ def test_a_double_control_is_looked_for_and_counts(root: Path) -> None:
 
 def test_a_record_says_which_baseline_got_as_many_runs(root: Path) -> None:
     put(root, WARM, (300,) * 5)
-    put(root, ALL, (200,) * 5, fair={"search": None})
+    put(root, ALL, (200,) * 5, fair={"search": []})
     assert "searched unequally" in Ledger(root).verdict("VSEPP-01", "scenes").reason
     record = root / "receipts/01_vsepp/choices/one.json"
     record.parent.mkdir()

@@ -32,7 +32,7 @@ def run(**change: Any) -> dict[str, Any]:
         "dataset": {"name": "scenes", "split": "test", "fingerprint": "f"},
         "inputs": {"train": "t"},
         "training": training(),
-        "search": search(),
+        "search": [search()],
         "parameters": {"learning_rate": 0.002},
         "protocol": "all 500",
         "metrics": {"rsum": {"value": 300.0}},
@@ -66,9 +66,13 @@ def test_a_fair_comparison_fails_no_check_and_misses_its_double_controls() -> No
         ({"inputs": {"train": "u"}}, "trained on different data"),
         ({"training": training(stage(captions=24_000))}, "B saw 24,000 captions, A 12,000"),
         ({"training": training(stage(captions=12_000 + 601))}, "B saw 12,601 captions, A 12,000"),
-        ({"search": search(runs=12)}, "searched unequally: A with 6 runs of 2 seeds, B with 12 runs of 2 seeds"),
-        ({"search": None}, "searched unequally: A with 6 runs of 2 seeds, B with 0 runs of 0 seeds"),
-        ({"search": search(seeds=1)}, "B was searched with 1 of 2 seeds"),
+        ({"search": [search(runs=12)]}, "searched unequally: A with 6 runs, B with 12 runs"),
+        (
+            {"search": [search(), search(record="08_mmca/choices/y.json")]},
+            "searched unequally: A with 6 runs, B with 12 runs",
+        ),
+        ({"search": []}, "searched unequally: A with 6 runs, B with 0 runs"),
+        ({"search": [search(seeds=1)]}, "B was searched with 1 of 2 seeds"),
         ({"parameters": {"learning_rate": 0.004}}, "B has its learning_rate from the edge of the grid"),
         (
             {"training": training(stage(dev=[[12_000, 280.0]]))},
@@ -94,8 +98,8 @@ def test_a_batch_for_each_epoch_is_no_difference_of_budget() -> None:
         ({"budget": "unequal"}, {"training": training(stage(captions=24_000))}),
         ({"budget": "last stage"}, {"training": training(stage(name="one"), stage(name="two"))}),
         ({"data": "unequal"}, {"inputs": {"train": "u"}}),
-        ({"search": "unequal"}, {"search": search(runs=12)}),
-        ({"checks": "none"}, {"training": None, "search": None}),
+        ({"search": "unequal"}, {"search": [search(runs=12)]}),
+        ({"checks": "none"}, {"training": None, "search": []}),
     ],
 )
 def test_what_a_rule_declares_as_its_subject_is_not_checked(declared: dict, change: dict) -> None:
@@ -112,15 +116,15 @@ def test_the_control_of_equal_length_is_checked_too() -> None:
 
 def test_a_grid_of_the_papers_or_of_two_values_may_be_chosen_at_its_edge() -> None:
     grid = {"ccr_weight": [0.1, 1.0, 10.0], "focal": ["equal", "prob"], "width": [32, 64]}
-    given = {"search": search(grid=grid), "parameters": {"ccr_weight": 0.1, "focal": "equal", "width": 64}}
+    given = {"search": [search(grid=grid)], "parameters": {"ccr_weight": 0.1, "focal": "equal", "width": 64}}
     assert not checked(**given).failed
 
 
 def test_a_baseline_with_as_many_runs_beside_a_search_is_searched_equally() -> None:
-    runs = {"A": {5: run()}, "B": {5: run(search=None)}}
-    beside = {run()["search"]["record"]: "B"}
+    runs = {"A": {5: run()}, "B": {5: run(search=[])}}
+    beside = {search()["record"]: "B"}
     assert not check_protocol(ONE, runs, {}, NUMBERS, beside).failed
-    assert check_protocol(ONE, runs, {}, NUMBERS, {run()["search"]["record"]: "C"}).failed
+    assert check_protocol(ONE, runs, {}, NUMBERS, {search()["record"]: "C"}).failed
 
 
 def test_a_gain_is_that_of_the_smoothed_running_best_over_the_last_quarter() -> None:

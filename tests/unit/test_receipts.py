@@ -164,12 +164,12 @@ def set_metric(name: str, value: float):
         (lambda content: content["training"]["stages"][0].update(dev=[[1, 601.0]]), "greater than the maximum of 600"),
         (lambda content: content["training"]["stages"][0].pop("steps"), "'steps' is a required"),
         (lambda content: content["training"]["stages"][0].update(seconds=float("inf")), "seconds = inf"),
-        (lambda content: content["search"].update(record="../../x.json"), "does not match"),
-        (lambda content: content["search"].update(runs=0), "less than the minimum"),
+        (lambda content: content["search"][0].update(record="../../x.json"), "does not match"),
+        (lambda content: content["search"][0].update(runs=0), "less than the minimum"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_bounded_by_the_schema(change, message: str) -> None:
-    content = json.loads(json.dumps(receipt(training=TRAINING, search=SEARCH, inputs={"train": "b" * 64})))
+    content = json.loads(json.dumps(receipt(training=TRAINING, search=[SEARCH], inputs={"train": "b" * 64})))
     check_receipt(content, "here")
     change(content)
     with pytest.raises(ItmError, match=message):
