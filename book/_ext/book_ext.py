@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 
 from docutils import nodes
@@ -102,52 +103,37 @@ class Architecture(SphinxDirective):
         return parent.children
 
 
-class TrustTables(SphinxDirective):
+class MadeTables(SphinxDirective):
+    """What a module of ``itm_lab.publish`` writes about a checkout, as part of a page."""
+
+    module: str
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_reread()
+        folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
+        root = next(folder for folder in folders if (folder / "pyproject.toml").is_file())
+        text = "\n".join(import_module(f"itm_lab.publish.{self.module}").fragment(root))
+        parent = nodes.Element()
+        self.state.nested_parse(StringList(text.splitlines()), self.content_offset, parent, match_titles=True)
+        return parent.children
+
+
+class TrustTables(MadeTables):
     """``{trust-tables}``: what became of faults and damaged inputs, as the last campaign counted them, and attacks."""
 
-    def run(self) -> list[nodes.Node]:
-        from itm_lab.publish.trust_page import fragment
-
-        self.env.note_reread()
-        folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
-        root = next(folder for folder in folders if (folder / "pyproject.toml").is_file())
-        parent = nodes.Element()
-        self.state.nested_parse(
-            StringList("\n".join(fragment(root)).splitlines()), self.content_offset, parent, match_titles=True
-        )
-        return parent.children
+    module = "trust_page"
 
 
-class BenchmarkTables(SphinxDirective):
+class BenchmarkTables(MadeTables):
     """``{benchmark-tables}``: every committed ratio with its target, growth curves and host synchronisations."""
 
-    def run(self) -> list[nodes.Node]:
-        from itm_lab.publish.benchmarks_page import fragment
-
-        self.env.note_reread()
-        folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
-        root = next(folder for folder in folders if (folder / "pyproject.toml").is_file())
-        parent = nodes.Element()
-        self.state.nested_parse(
-            StringList("\n".join(fragment(root)).splitlines()), self.content_offset, parent, match_titles=True
-        )
-        return parent.children
+    module = "benchmarks_page"
 
 
-class RequirementsTables(SphinxDirective):
+class RequirementsTables(MadeTables):
     """``{requirements-tables}``: what every table of the papers needs, takes and leaves on disk."""
 
-    def run(self) -> list[nodes.Node]:
-        from itm_lab.publish.requirements_page import fragment
-
-        self.env.note_reread()
-        folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
-        root = next(folder for folder in folders if (folder / "pyproject.toml").is_file())
-        parent = nodes.Element()
-        self.state.nested_parse(
-            StringList("\n".join(fragment(root)).splitlines()), self.content_offset, parent, match_titles=True
-        )
-        return parent.children
+    module = "requirements_page"
 
 
 CAPTION = "The layers, top first: a module imports only what stands below it. The numbers are lines."

@@ -59,6 +59,7 @@ def read_queue(root: Path, path: Path) -> list[Entry]:
 
 
 def read_entry(root: Path, path: Path, number: int, given: Any) -> Entry:
+    """One entry, by its number in the file."""
     where = f"{path.name}, entry {number}"
     if (
         not isinstance(given, dict)
@@ -107,10 +108,10 @@ class TrialQueue:
     def next_runs(self, experiment: Experiment, seeds: list[int]) -> list[Job]:
         """The unfinished runs of an experiment, or of the search that it needs first."""
         while (search := next(missing_searches(self.root, experiment, {}, self.results), None)) is not None:
-            if jobs := self.unfinished(search.open_runs(self.results)):
-                return jobs
-            if search.open_runs(self.results):  # some failed: nothing can be chosen
-                return []
+            if open_runs := search.open_runs(
+                self.results
+            ):  # where all that are left have failed, nothing can be chosen
+                return self.unfinished(open_runs)
             tqdm.write(search.record(self.results))
         return self.unfinished(linked(make_jobs(with_choices(self.root, experiment, {}, self.results), seeds, {})))
 
