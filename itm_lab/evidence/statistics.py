@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, stats
+import scipy  # its parts come when they are used: they take most of a second
 
 from itm_lab.records.bootstrap import resampled_recalls
 from itm_utils.errors import input_error
@@ -46,13 +46,13 @@ class Estimate(NamedTuple):
     @property
     def error(self) -> float:
         """Standard error of the value."""
-        return self.interval.halfwidth / float(stats.t.ppf((1 + self.level) / 2, self.freedom))
+        return self.interval.halfwidth / float(scipy.stats.t.ppf((1 + self.level) / 2, self.freedom))
 
     def p(self, bound: float) -> float:
         """Two-sided p of "the value is ``bound``"."""
         if self.interval.halfwidth == 0:
             return 0.0 if self.interval.value != bound else 1.0
-        return float(2 * stats.t.sf(abs(self.interval.value - bound) / self.error, self.freedom))
+        return float(2 * scipy.stats.t.sf(abs(self.interval.value - bound) / self.error, self.freedom))
 
 
 def paired_bootstrap(
@@ -90,7 +90,7 @@ def seed_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> 
     if not np.isfinite(runs).all():
         raise input_error("values", f"{runs.tolist()}", "finite numbers")
     mean = float(runs.mean())
-    half = float(stats.t.interval(level, len(runs) - 1, scale=stats.sem(runs))[1]) if runs.std() else 0.0
+    half = float(scipy.stats.t.interval(level, len(runs) - 1, scale=scipy.stats.sem(runs))[1]) if runs.std() else 0.0
     return Interval(mean, mean - half, mean + half)
 
 
@@ -128,7 +128,7 @@ def largest_disagreement(gap: float, queries: int, level: float = 0.95) -> float
 
 def _normal(level: float) -> float:
     _check_level(level)
-    return float(stats.norm.interval(level)[1])
+    return float(scipy.stats.norm.interval(level)[1])
 
 
 def _share(recall: float) -> float:
@@ -191,7 +191,7 @@ def two_way_estimate(differences: np.ndarray, level: float = 0.95, samples: int 
     if of_seed + of_image < 1e-12:
         return Estimate(Interval(mean, mean, mean), math.inf, level)
     freedom = (of_seed + of_image) ** 2 / (of_seed**2 / (seeds - 1) + of_image**2 / (images - 1))
-    half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+    half = float(scipy.stats.t.ppf((1 + level) / 2, freedom)) * error
     return Estimate(Interval(mean, mean - half, mean + half), float(freedom), level)
 
 
@@ -234,10 +234,10 @@ def smallest_effect(spread: float, seeds: int, level: float = 0.95, power: float
     _check_level(level)
     if seeds < 2 or not spread >= 0 or not math.isfinite(spread):
         raise input_error("smallest_effect", f"spread {spread}, {seeds} seeds", "a standard deviation of two or more")
-    quantile = stats.t.ppf((1 + level) / 2, seeds - 1)
+    quantile = scipy.stats.t.ppf((1 + level) / 2, seeds - 1)
 
     def missing_power(shift: float) -> float:
         # the other tail, a significant result of the wrong sign, is negligible at any useful power
-        return float(stats.nct.sf(quantile, seeds - 1, shift)) - power
+        return float(scipy.stats.nct.sf(quantile, seeds - 1, shift)) - power
 
-    return spread / math.sqrt(seeds) * optimize.root_scalar(missing_power, bracket=(0.0, 4 * quantile)).root
+    return spread / math.sqrt(seeds) * scipy.optimize.root_scalar(missing_power, bracket=(0.0, 4 * quantile)).root

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy  # its parts come when they are used: they take most of a second
 
 from itm_lab.evidence.chance import chance_level
 from itm_lab.evidence.protocol import Checks
@@ -205,9 +205,9 @@ def verdict_of(findings: Sequence[ComparisonResult]) -> str:
 
 def pearson_interval(x: Sequence[float], y: Sequence[float], level: float = 0.95, taken: int = 0) -> Interval:
     """Pearson's r with Fisher's interval. taken: degrees of freedom that were used up before, as by centring."""
-    found: Any = stats.pearsonr(x, y)  # scipy makes its attributes at run time
+    found: Any = scipy.stats.pearsonr(x, y)  # scipy makes its attributes at run time
     r = float(found.statistic)
-    half = float(stats.norm.interval(level)[1]) / math.sqrt(len(x) - taken - 3)  # scipy's own knows no ``taken``
+    half = float(scipy.stats.norm.interval(level)[1]) / math.sqrt(len(x) - taken - 3)  # scipy's own knows no ``taken``
     z = math.atanh(max(-0.999999, min(0.999999, r)))
     return Interval(r, math.tanh(z - half), math.tanh(z + half))
 
@@ -215,7 +215,7 @@ def pearson_interval(x: Sequence[float], y: Sequence[float], level: float = 0.95
 def pearson_p(r: float, bound: float, pairs: int, taken: int = 0) -> float:
     """Two-sided p of "the correlation is ``bound``", by Fisher's transformation."""
     z = math.atanh(max(-0.999999, min(0.999999, r))) - math.atanh(bound)
-    return float(2 * stats.norm.sf(abs(z) * math.sqrt(pairs - taken - 3)))
+    return float(2 * scipy.stats.norm.sf(abs(z) * math.sqrt(pairs - taken - 3)))
 
 
 def _centred(variants: Sequence[Sequence[float]]) -> list[float]:

@@ -372,7 +372,8 @@ def start(job: Job) -> subprocess.Popen:
     job.folder.mkdir(parents=True, exist_ok=True)
     environment = environment_of(job.parameters) | {SEARCH_RECORD: os.pathsep.join(job.experiment.records)}
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
-        return start_dependent(job.command(), stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment)
+        command = ["itm_lab.experiments.papermill_process", *job.command()[1:]]
+        return start_dependent(command, stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment)
 
 
 def environment_of(parameters: Mapping[str, Any]) -> dict[str, str]:

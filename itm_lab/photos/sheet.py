@@ -18,7 +18,8 @@ from itm_lab.photos.gallery import Gallery
 from itm_lab.photos.search import Found
 from itm_lab.photos.word_attention import WORDS_ATTEND, WordAttention, heat
 from itm_lab.scenes.show import GREY, add_box, new_figure
-from itm_lab.teaching.figures import INK, PAPER, WEIGHTS
+from itm_lab.teaching import figures
+from itm_lab.teaching.figures import INK, PAPER
 from itm_utils.errors import input_error
 from itm_utils.files import atomic
 
@@ -131,7 +132,7 @@ def show_attention(axes: Axes, gallery: Gallery, image: int, weights: np.ndarray
     show(axes, gallery, image)
     over = {"extent": (0, width, height, 0), "interpolation": "nearest"}
     if gallery.pixels_of(image) is None:
-        axes.imshow(warm, cmap=WEIGHTS, vmin=0, vmax=1, alpha=0.8, zorder=0.5, **over)
+        axes.imshow(warm, cmap=figures.WEIGHTS, vmin=0, vmax=1, alpha=0.8, zorder=0.5, **over)
     else:
         veil = np.empty((*warm.shape, 4))
         veil[..., :3], veil[..., 3] = to_rgb(PAPER), 0.82 * (1 - warm)
