@@ -22,6 +22,8 @@ export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_PROGRESS_BARS = 1
 export TOKENIZERS_PARALLELISM = false
 export PYDEVD_DISABLE_FILE_VALIDATION = 1
+# Compiled modules are kept: a run is three processes, and pytest, which rewrites every test file, is three as well.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: FORCE help install book test unit pytest parity notebooks pages serve export bench reproduce faults student lint format clean
@@ -50,10 +52,12 @@ book: $(STAMP)  ## run every chapter on the embedded data, then build the HTML
 	$(BIN)/itm scenes build && $(BIN)/itm notebooks run && $(BIN)/itm book build --executed && \
 	echo "book: $$(( $$(date +%s) - start )) s; open _build/html/index.html"
 
+# Side by side, each with all that it says in one piece, where make can do that (GNU make 4).
+WHOLE := $(addprefix --,$(addsuffix =target,$(filter output-sync,$(.FEATURES))))
 test: $(STAMP)  ## all tests, slow ones included, parity, notebooks, strict book build
 	@start=$$(date +%s); \
-	$(MAKE) --no-print-directory pytest && $(MAKE) --no-print-directory parity && \
-	$(MAKE) --no-print-directory notebooks && $(MAKE) --no-print-directory pages && echo "test: $$(( $$(date +%s) - start )) s"
+	$(MAKE) --no-print-directory pytest && $(MAKE) --no-print-directory --jobs=2 $(WHOLE) parity notebooks pages && \
+	echo "test: $$(( $$(date +%s) - start )) s"
 
 unit pytest: export OMP_NUM_THREADS = 1
 unit: $(STAMP)  ## the fast tests (about two minutes): models, metrics, data, parity; see tests/README.md

@@ -338,9 +338,10 @@ def work_off(
                     tqdm.write(f"{job.label}: not started: {error}", file=sys.stderr)
                     failed.append(job)
                     ended(job, False)
-            time.sleep(0.5)
-            bar.n = done + sum(job.steps_done() for job in running)
-            bar.refresh()
+            wait_for_one(running.values())
+            if not bar.disable:
+                bar.n = done + sum(job.steps_done() for job in running)
+                bar.refresh()
             for job in [job for job, process in running.items() if process.poll() is not None]:
                 process = running.pop(job)
                 done += job.steps
@@ -354,6 +355,14 @@ def work_off(
     finally:
         bar.close()
     return failed
+
+
+def wait_for_one(processes: Collection[subprocess.Popen]) -> None:
+    """Return soon after one of the processes has ended, at the latest after half a second."""
+    for _ in range(10):
+        time.sleep(0.05)
+        if any(process.poll() is not None for process in processes):
+            return
 
 
 def next_jobs(waiting: list[Job], running: Iterable[Job], at_a_time: int) -> list[Job]:
