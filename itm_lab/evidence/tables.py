@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from itm_lab.evidence.chance import chance_beside
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.paths import Paths
 from itm_lab.records.collapse import NUMBERS
+from itm_lab.records.nested_yaml import load_yaml
 from itm_lab.records.receipts import is_old_protocol, read_named_receipt, variant_receipts
 
 
@@ -121,7 +120,7 @@ def published_rows(method: str, plain: bool = True) -> Iterator[Published]:
     paths = Paths.find_or_none()
     if paths is None or not paths.published_tables.is_file():
         return
-    for paper, content in yaml.safe_load(paths.published_tables.read_text(encoding="utf-8"))["papers"].items():
+    for paper, content in load_yaml(paths.published_tables.read_text(encoding="utf-8"))["papers"].items():
         for table, body in content["tables"].items():
             for block in body.get("blocks", ()):
                 size = "5K" if "5K" in block["protocol"] else "1K"
@@ -136,7 +135,7 @@ def published_text(paper: str, name: str) -> dict[str, Any]:
     paths = Paths.find_or_none()
     if paths is None or not paths.published_tables.is_file():
         return {}
-    papers = yaml.safe_load(paths.published_tables.read_text(encoding="utf-8"))["papers"]
+    papers = load_yaml(paths.published_tables.read_text(encoding="utf-8"))["papers"]
     return papers[paper]["text_numbers"][name]
 
 

@@ -9,9 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from itm_lab.publish.markdown import table
+from itm_lab.records.nested_yaml import load_yaml
 
 BENCH, SYNCS = "benchmarks/results/bench.json", "benchmarks/results/host_syncs.json"
 PROFILES, NOTES = "benchmarks/results/profiles.json", "book/data/benchmark_notes.yaml"
@@ -34,7 +33,7 @@ PANEL, GAP, HEIGHT = 150, 45, 120  # of a growth curve, in pixels
 def fragment(root: Path) -> Iterator[str]:
     """The generated part of the page, as MyST text."""
     bench = json.loads((root / BENCH).read_text(encoding="utf-8"))
-    notes = yaml.safe_load((root / NOTES).read_text(encoding="utf-8"))
+    notes = load_yaml((root / NOTES).read_text(encoding="utf-8"))
     cases = bench["cases"]
     yield "## Ratios\n"
     yield f"{summary(cases)} Measured on {machine(bench['machine'])}.\n"

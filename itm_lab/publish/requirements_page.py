@@ -20,6 +20,7 @@ from itm_lab.experiments.needs import PLANNED, Plan
 from itm_lab.experiments.plan import plan, plan_searches
 from itm_lab.experiments.runner import Job
 from itm_lab.publish.markdown import table
+from itm_lab.records.nested_yaml import load_yaml
 from itm_utils.files import read_text, write_text
 
 FILE = "book/data/requirements.yaml"
@@ -101,7 +102,7 @@ def write_requirements(root: Path) -> Path:
 
 def fragment(root: Path) -> Iterator[str]:
     """The generated part of the page, as MyST text."""
-    found = yaml.safe_load(read_text(root / FILE, "what `itm recipe --requirements` writes"))
+    found = load_yaml(read_text(root / FILE, "what `itm recipe --requirements` writes"))
     yield (
         f"Hours are **estimates**: the matrix products of every training step, validation and test are counted, and divided "
         f"by {found['share_of_peak']:.0%} of the {found['peak_tera_operations']} · 10¹² operations a second that the maker of "

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from itm_lab.publish.markdown import table
+from itm_lab.records.nested_yaml import load_yaml
 
 FAULTS, ATTACKS = "book/data/faults.json", "book/data/attacks.yaml"
 HEADS = {"works": "Works", "itm run": "`itm run`"}  # parts of the campaign that were struck by faults
@@ -27,7 +26,7 @@ def fragment(root: Path) -> Iterator[str]:
     yield f"{circumstances(counted['inputs']['run'])}\n"
     yield from counts(counted["inputs"]["inputs"], ["reader"], "inputs")
     yield "## Attacks\n"
-    yield from attack_table(yaml.safe_load((root / ATTACKS).read_text(encoding="utf-8")))
+    yield from attack_table(load_yaml((root / ATTACKS).read_text(encoding="utf-8")))
 
 
 def circumstances(run: dict[str, Any]) -> str:

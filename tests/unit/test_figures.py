@@ -7,7 +7,6 @@ import sys
 
 import matplotlib as mpl
 import pytest
-import seaborn as sns
 from matplotlib.colors import colorConverter
 
 from itm_lab.teaching import figures
@@ -39,6 +38,8 @@ OWN = {
 
 
 def test_the_style_is_the_theme_of_seaborn(monkeypatch: pytest.MonkeyPatch) -> None:
+    import seaborn as sns  # here: no other test needs it to be collected
+
     for name in ("colors", "cache"):
         monkeypatch.setattr(colorConverter, name, dict(getattr(colorConverter, name)))
     with mpl.rc_context():

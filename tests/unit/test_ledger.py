@@ -25,6 +25,7 @@ from itm_lab.publish.claims_page import effects_of
 from itm_lab.publish.forest import COLOURS, Row, forest
 from itm_lab.publish.ledger_pages import OTHERS, escape, figures, page, variant_of
 from itm_lab.records.checkout import Code
+from itm_lab.records.nested_yaml import load_yaml
 from itm_lab.records.receipts import seal_of
 from itm_lab.records.rules import DECLARED, comparisons, rule_digest
 from itm_utils.errors import ItmError
@@ -114,8 +115,8 @@ def put(
 
 def test_every_claim_is_there_once_and_has_a_rule() -> None:
     ledger = Ledger()
-    claims = yaml.safe_load((ROOT / "book/data/claims.yaml").read_text(encoding="utf-8"))["claims"]
-    rules = yaml.safe_load((ROOT / "book/data/rules.yaml").read_text(encoding="utf-8"))["rules"]
+    claims = load_yaml((ROOT / "book/data/claims.yaml").read_text(encoding="utf-8"))["claims"]
+    rules = load_yaml((ROOT / "book/data/rules.yaml").read_text(encoding="utf-8"))["rules"]
     assert len(claims) == len({claim["id"] for claim in claims}) == 62
     assert set(rules) == {claim["id"] for claim in claims}
     assert not set(ledger.claims) & set(ledger.foundations)

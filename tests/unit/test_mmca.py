@@ -17,7 +17,6 @@ from notebook_cells import cells_of, run_cells
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from toy_dataset import write_toy_dataset
-from transformers import BertConfig, BertModel
 
 from itm_lab.parity.adapters.mmca import NAMES, load
 from itm_lab.parity.comparison import our_name
@@ -1003,6 +1002,8 @@ def test_the_memory_of_a_graph_is_as_stated(width: int, heads: int, regions: int
 @pytest.mark.slow
 def test_two_steps_at_the_papers_size() -> None:
     """Width 256, 16 heads, 36 regions of 2048 numbers, tokens of a BERT of base geometry: all weights move."""
+    from transformers import BertConfig, BertModel  # here: its import takes longer than all others together
+
     torch.manual_seed(14)
     bert = BertModel(BertConfig(vocab_size=50, num_hidden_layers=1), add_pooling_layer=False).eval()
     lengths = torch.tensor([14, 9, 4, 11])

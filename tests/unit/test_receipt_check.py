@@ -20,6 +20,7 @@ from itm_lab.evidence.tables import search_table
 from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.records.bootstrap import bootstrap_intervals
 from itm_lab.records.checkout import Code, git
+from itm_lab.records.nested_yaml import load_yaml
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import Evidence, make_receipt, seal_of, variant_receipts, write_receipt
 from itm_utils.errors import ItmError
@@ -309,7 +310,7 @@ def test_experiments_say_whose_ranks_may_be_equal(root: Path) -> None:
     (root / "experiments").unlink()
     shutil.copytree(ROOT / "experiments", root / "experiments")
     path = root / "experiments/vsepp.yaml"
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = load_yaml(path.read_text(encoding="utf-8"))
     keys = {one.settings["variant"]: one.name.split("/")[2] for one in EXPERIMENTS if "/scenes/" in one.name}
     content["datasets"]["scenes"]["variants"][keys[COLD]]["same_ranks_as"] = f"{keys[WARM]}, other"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")

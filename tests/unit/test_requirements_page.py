@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from itm_lab.experiments.cost import GPUS, USED, Costs
 from itm_lab.publish.requirements_page import (
@@ -18,9 +17,10 @@ from itm_lab.publish.requirements_page import (
     requirements,
     runs_of,
 )
+from itm_lab.records.nested_yaml import load_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-KNOWN = yaml.safe_load((ROOT / FILE).read_text(encoding="utf-8"))
+KNOWN = load_yaml((ROOT / FILE).read_text(encoding="utf-8"))
 COUNTED = ("hours", "gigabytes", "gpu_gib")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from itm_lab.evidence import tables
 from itm_lab.evidence.chance import FILE, chance_beside, with_chance
@@ -13,6 +12,7 @@ from itm_lab.evidence.tables import collapse_means, collapse_table, lab_table, p
 from itm_lab.evidence.verdicts import evaluate
 from itm_lab.paths import Paths
 from itm_lab.publish.ledger_pages import ours
+from itm_lab.records.nested_yaml import load_yaml
 from itm_lab.records.receipts import variant_receipts, variant_values
 from itm_lab.records.rules import Comparison
 from itm_lab.scenes import scenes_folder
@@ -104,7 +104,7 @@ def test_receipts_without_a_chance_level_have_that_of_their_dataset() -> None:
 
 
 def test_the_chance_levels_of_scenes_are_those_of_its_boxes() -> None:
-    known = yaml.safe_load((Paths.find().book_data / FILE).read_text(encoding="utf-8"))["scenes"]
+    known = load_yaml((Paths.find().book_data / FILE).read_text(encoding="utf-8"))["scenes"]
     split = open_split(scenes_folder(), known["split"])
     assert (
         known["fingerprint"] == Ledger().datasets["scenes"]["old_fingerprint"]
