@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from itm_lab.scenes import Recipe, load_scenes, oracle_matrix, scenes_folder
+from itm_lab.scenes import ScenesSpec, load_scenes, oracle_matrix, scenes_folder
 from itm_lab.scenes.build import PROPOSAL_STREAM, SPLITS
 from itm_lab.scenes.draw import draw, toy_boxes
 from itm_lab.scenes.families import sample_split
@@ -45,12 +45,12 @@ def main() -> None:
         seconds, used = time.perf_counter() - start, time.process_time() - used
         result = {
             "fingerprint": read_manifest(folder)["fingerprint"],
-            "recipe": read_manifest(folder)["recipe"],
+            "spec": read_manifest(folder)["spec"],
             "build_seconds": round(seconds, 1),
             "build_processor_seconds": round(used, 1),
             "megabytes": {
                 kind: round(sum(p.stat().st_size for p in folder.iterdir() if kind in p.name) / 1e6, 1)
-                for kind in ("ims", "boxes", "pictures", "caps", "scenes.json", "grounding", "")
+                for kind in ("ims", "boxes", "pixels", "caps", "scenes.json", "grounding", "")
             },
             "weights_kilobytes": round(WEIGHTS.stat().st_size / 1000),
             "milliseconds_a_picture": speed(),
@@ -66,17 +66,17 @@ def main() -> None:
 
 def speed(pictures: int = 200) -> dict[str, float]:
     """Processor time of each step, a picture, on a seed of its own."""
-    recipe = Recipe(seed=5)
+    spec = ScenesSpec(seed=5)
     net = load_net()
     clock = time.process_time
     marks = [clock()]
-    members = sample_split(recipe.seed, 0, pictures, recipe.knobs)
+    members = sample_split(spec.seed, 0, pictures, spec.knobs)
     marks.append(clock())
     images = np.stack([draw(member.scene) for member in members])
     marks.append(clock())
     boxes = np.stack(
         [
-            propose(PortableRandom(5, 0, PROPOSAL_STREAM, k), toy_boxes(m.scene), recipe.knobs)
+            propose(PortableRandom(5, 0, PROPOSAL_STREAM, k), toy_boxes(m.scene), spec.knobs)
             for k, m in enumerate(members)
         ]
     )
@@ -183,7 +183,7 @@ def toy_examples(net: nn.Module, split: str) -> tuple[np.ndarray, dict[str, list
     """Features of the tight boxes of all toys, and what the toys are."""
     data = load_scenes(split)
     features, labels = [], {name: [] for name in ATTRIBUTES}
-    for scene, picture, boxes in zip(data.scenes, data.pictures, data.boxes, strict=True):
+    for scene, picture, boxes in zip(data.scenes, data.pixels, data.boxes, strict=True):
         features.append(region_features(net, picture[None].copy(), boxes[None])[0])
         for name, values in ATTRIBUTES.items():
             labels[name] += [values.index(getattr(toy, name)) for toy in scene.toys]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from itm_lab.scenes import Recipe, oracle_matrix, scenes_folder
+from itm_lab.scenes import ScenesSpec, oracle_matrix, scenes_folder
 from itm_lab.scenes.oracle import ceiling
 from itm_lab.scenes.world import Knobs
 from itm_utils.data.batches import PairDataset, WordCaptions, pair_loader
@@ -155,11 +155,11 @@ def family_errors(scores: np.ndarray, folder: Path) -> dict[str, float]:
     return {"wrong_in_family": float((family[first] == family[owner])[wrong].mean() * 100)}
 
 
-def measure(recipe: Recipe, seeds: tuple[int, ...], probes: Iterable[str] = tuple(PROBES)) -> dict:
+def measure(spec: ScenesSpec, seeds: tuple[int, ...], probes: Iterable[str] = tuple(PROBES)) -> dict:
     """Ceiling, ambiguity and probes on one dataset."""
-    folder = scenes_folder(recipe)
-    truth = oracle_matrix("test", recipe)
-    owner = np.repeat(np.arange(recipe.test), 5)
+    folder = scenes_folder(spec)
+    truth = oracle_matrix("test", spec)
+    owner = np.repeat(np.arange(spec.test), 5)
     result = {"ceiling": ceiling(truth, owner), "ambiguity": float(truth.sum(axis=0).mean())}
     result["fits_one"] = float((truth.sum(axis=0) == 1).mean() * 100)
     for name in probes:
@@ -185,15 +185,15 @@ def main(what: str = "shipped") -> None:
         raise input_error("scenes_probe.py", repr(what), f"one of {', '.join(OUTPUTS)}")
     torch.set_num_threads(1)
     if what == "shipped":
-        result = measure(Recipe(), (0, 1, 2))
+        result = measure(ScenesSpec(), (0, 1, 2))
     elif what == "bert":
-        result = measure(Recipe(), (0,), BERT_PROBES)
+        result = measure(ScenesSpec(), (0,), BERT_PROBES)
     else:
         result = {"train": KNOB_TRAIN, "generator_seed": DESIGN_SEED, "changes": {}}
         for name, change in KNOBS.items():
             print(name, flush=True)
-            recipe = Recipe(DESIGN_SEED, train=KNOB_TRAIN, dev=10, knobs=replace(Knobs(), **change))
-            result["changes"][name] = measure(recipe, (0,)) | {"knobs": change}
+            spec = ScenesSpec(DESIGN_SEED, train=KNOB_TRAIN, dev=10, knobs=replace(Knobs(), **change))
+            result["changes"][name] = measure(spec, (0,)) | {"knobs": change}
     (RESULTS / OUTPUTS[what]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

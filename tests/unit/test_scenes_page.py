@@ -119,10 +119,10 @@ def test_it_is_the_dataset_of_this_code(dataset):
     """The measured recipe is the default one. (That its bytes are the same is pinned in test_scenes_world.)"""
     from dataclasses import asdict
 
-    from itm_lab.scenes import Recipe
+    from itm_lab.scenes import ScenesSpec
     from itm_lab.scenes.build import VERSION
 
-    assert dataset["recipe"] == asdict(Recipe()) and VERSION == 1
+    assert dataset["spec"] == asdict(ScenesSpec()) and VERSION == 2
     assert dataset["build_seconds"] <= 90
 
 
