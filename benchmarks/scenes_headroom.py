@@ -25,7 +25,9 @@ from itm_lab.paths import Paths
 from itm_lab.scenes import ScenesSpec, scenes_folder
 from itm_lab.scenes.phrases import scenes_grounding
 from itm_lab.scenes.world import Knobs
+from itm_utils.boxes import iou
 from itm_utils.data.batches import PairDataset, WordCaptions
+from itm_utils.data.phrases import Grounding
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.matcher import Matcher
@@ -66,10 +68,10 @@ def train_scan(
     return model, splits[2], texts[2], {"rsum": round(rsum, 1), "dev_rsum": dev, "processor_seconds": round(seconds, 1)}
 
 
-def room(collected: PhraseAttention) -> dict[str, dict[str, float]]:
+def room(collected: PhraseAttention, split: PrecompSplit, grounding: Grounding) -> dict[str, dict[str, float]]:
     """Overlap → F1 of the model and its best threshold, F1 of every region, F1 of attention on the best box of each object."""
     found = {}
-    best_boxes = replace(collected, weights=on_the_right_boxes(collected))
+    best_boxes = replace(collected, weights=on_the_best_boxes(collected, split, grounding))
     for overlap in OVERLAPS:
         quality = collected.quality(THRESHOLDS, iou=overlap)
         threshold, precision, recall, f1 = quality.best
@@ -79,10 +81,14 @@ def room(collected: PhraseAttention) -> dict[str, dict[str, float]]:
     return found
 
 
-def on_the_right_boxes(collected: PhraseAttention) -> np.ndarray:
-    """Weights (n, r) of a word that attends to the regions of its phrase with an overlap above one half."""
-    target = collected.overlap[collected.phrase] > 0.5
-    return target.astype(np.float32)
+def on_the_best_boxes(collected: PhraseAttention, split: PrecompSplit, grounding: Grounding) -> np.ndarray:
+    """Weights (n, r) of a word that attends to the region with the largest IoU of each box of its phrase."""
+    regions = split.region_boxes(np.arange(split.n_images))
+    weights = np.zeros(collected.overlap.shape, dtype=np.float32)
+    for row, (caption, number) in enumerate(collected.keys):
+        match = iou(regions[split.owner[caption]], grounding.phrases[caption][number].boxes)
+        weights[row, match.argmax(axis=0)] = 1.0
+    return weights[collected.phrase]
 
 
 def main(*changes: str) -> None:
@@ -91,10 +97,11 @@ def main(*changes: str) -> None:
     epochs, images = given.pop("epochs", 12), given.pop("train", ScenesSpec().train)
     spec = ScenesSpec(DESIGN_SEED, train=images, knobs=replace(Knobs(), **given))
     model, test, texts, result = train_scan(spec, epochs)
+    grounding = scenes_grounding("test", spec)
     result |= {
         "epochs": epochs,
         "train": images,
-        "attention": room(collect_attention(model, test, texts, scenes_grounding("test", spec))),
+        "attention": room(collect_attention(model, test, texts, grounding), test, grounding),
     }
     print(json.dumps(result, indent=1))
     if not changes:
