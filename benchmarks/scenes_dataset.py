@@ -26,12 +26,17 @@ from itm_lab.scenes.draw import draw, toy_boxes
 from itm_lab.scenes.families import sample_split
 from itm_lab.scenes.features import WEIGHTS, load_net, region_features
 from itm_lab.scenes.oracle import ceiling
+from itm_lab.scenes.phrases import scenes_grounding
 from itm_lab.scenes.portable_random import PortableRandom
 from itm_lab.scenes.proposals import propose
 from itm_lab.scenes.world import ATTRIBUTES
 from itm_utils.boxes import iou
 from itm_utils.cache import read_manifest
+from itm_utils.data.batches import WordCaptions
+from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
+from itm_utils.metrics.attention import collect_attention
+from itm_utils.models.scan import SCAN
 
 OUT = Path(__file__).parent / "results" / "scenes_dataset.json"
 
@@ -57,6 +62,7 @@ def main() -> None:
             "statistics": statistics(folder),
             "oracle": oracle(),
             "regions": region_statistics(folder),
+            "every_region": every_region_f1(folder),
             "probes": linear_probes(folder),
         }
     result["megabytes"]["all"] = result["megabytes"].pop("")
@@ -150,6 +156,15 @@ def region_statistics(folder: Path) -> dict:
         "relevant_regions_a_phrase": round(float(np.mean(relevant)), 2),
         "phrases_without_a_region": round(100 * float((np.array(relevant) == 0).mean()), 2),
     }
+
+
+def every_region_f1(folder: Path) -> dict[str, float]:
+    """Overlap → attention F1 in per cent of a word that attends to every region of the test split."""
+    split = open_split(folder, "test")
+    vocabulary = Vocabulary.of_folder(folder)
+    model = SCAN(len(vocabulary), split.feature_dim, width=4, word_dim=4)  # chance depends on phrases and boxes alone
+    seen = collect_attention(model, split, WordCaptions(split, vocabulary), scenes_grounding("test"))
+    return {str(overlap): round(100 * seen.quality([0.0], overlap).chance_f1, 2) for overlap in (0.3, 0.4, 0.5, 0.6)}
 
 
 # -- linear probes ---------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class ScenesSpec:
     """Everything that decides what is in the dataset. The default is the book's."""
 
     seed: int = SHIPPED_SEED
-    train: int = 1_500
+    train: int = 3_000
     dev: int = 200
     test: int = 500
     knobs: Knobs = field(default_factory=Knobs)
