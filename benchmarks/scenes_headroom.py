@@ -1,7 +1,7 @@
 """How much room attention metrics have on Scenes: SCAN's F1 after a full training, chance, and attention on the right boxes.
 
     python -m benchmarks.scenes_headroom                       the design as it stands: results/scenes_headroom.json
-    python -m benchmarks.scenes_headroom regions=36 epochs=8   another design or budget, printed only
+    python -m benchmarks.scenes_headroom regions=36 epochs=8   another design or budget, only printed
 
 A design is judged on generator seed 1, which no dataset of the book uses: a converged SCAN should reach an F1 of 45 to 70 at an
 overlap of 0.5, attending to every region at most half of that, and attention on the right boxes at least 90. One thread, minutes.
@@ -94,7 +94,7 @@ def on_the_best_boxes(collected: PhraseAttention, split: PrecompSplit, grounding
 def main(*changes: str) -> None:
     torch.set_num_threads(1)
     given = {name: int(value) for name, _, value in (change.partition("=") for change in changes)}
-    epochs, images = given.pop("epochs", 12), given.pop("train", ScenesSpec().train)
+    epochs, images = given.pop("epochs", 6), given.pop("train", ScenesSpec().train)
     spec = ScenesSpec(DESIGN_SEED, train=images, knobs=replace(Knobs(), **given))
     model, test, texts, result = train_scan(spec, epochs)
     grounding = scenes_grounding("test", spec)

@@ -105,6 +105,20 @@ def test_the_frozen_bert(page, probes):
     assert f"against {fmean(probes['attention']['rsum']):.0f} with word vectors of its own" in page
 
 
+def test_attention_has_room(page, dataset):
+    """Far above chance, far below attention on the right boxes: measured on the seed of the design."""
+    headroom = read("scenes_headroom.json")
+    found = headroom["attention"]["0.5"]
+    assert 45 <= found["f1"] <= 70
+    assert found["chance"] <= found["f1"] / 2
+    assert found["right_boxes"] >= 90
+    assert headroom["train"] == dataset["spec"]["train"]
+    assert f"on {5 * headroom['train'] * headroom['epochs']:,} captions." in page
+    assert f"reach an F1 of {found['f1']:.1f} (IoU above 0.5)" in page
+    assert f"attends to every region has {found['chance']:.1f}," in page
+    assert f"to the best box of each toy {found['right_boxes']:.1f}." in page
+
+
 def test_the_knobs_table(page):
     knobs = read("scenes_knobs.json")
     assert f"; {knobs['train']} training pictures" in page
