@@ -3,7 +3,7 @@
     python -m benchmarks.scenes_dataset          writes results/scenes_dataset.json
 
 Builds the dataset into an empty folder (timed), counts what is in it, asks the oracle, and trains linear probes on
-the frozen features of ground-truth and of background boxes. Two threads, a few minutes.
+the frozen features of ground-truth and of background boxes. One thread, a few minutes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OUT = Path(__file__).parent / "results" / "scenes_dataset.json"
 
 
 def main() -> None:
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as cache:
         os.environ["ITM_CACHE"] = cache
         start, used = time.perf_counter(), time.process_time()
