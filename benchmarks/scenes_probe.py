@@ -157,9 +157,7 @@ def family_errors(scores: np.ndarray, folder: Path) -> dict[str, float]:
     return {"wrong_in_family": float((family[first] == family[owner])[wrong].mean() * 100)}
 
 
-def measure(
-    spec: ScenesSpec, seeds: tuple[int, ...], probes: Iterable[str] = tuple(PROBES), passes: int = 1
-) -> dict:
+def measure(spec: ScenesSpec, seeds: tuple[int, ...], probes: Iterable[str] = tuple(PROBES), passes: int = 1) -> dict:
     """Ceiling, ambiguity and probes on one dataset."""
     folder = scenes_folder(spec)
     truth = oracle_matrix("test", spec)
