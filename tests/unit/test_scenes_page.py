@@ -74,7 +74,7 @@ def test_the_numbers_in_the_text(page, dataset, probes):
     statistics, oracle, regions = dataset["statistics"], dataset["oracle"], dataset["regions"]
     expected = [
         f"{statistics['families']} families in all",
-        f"{dataset['recipe']['knobs']['regions']} boxes a picture",
+        f"{dataset['spec']['knobs']['regions']} boxes a picture",
         f"({regions['toys_found']:.1f} % of them with an IoU above 0.5)",
         f"has {regions['relevant_regions_a_phrase']:.1f} relevant regions on average",
         f"({dataset['weights_kilobytes']} kB)",
@@ -87,7 +87,7 @@ def test_the_numbers_in_the_text(page, dataset, probes):
         f"| different captions | {statistics['different_captions']:,} of {statistics['captions']:,} |",
         f"| words a caption, mean | {statistics['words_a_caption']['mean']:.1f} |",
         f"| noun phrases a caption | {statistics['phrases_a_caption']:.2f} |",
-        f"made with seed {dataset['recipe']['seed']},",
+        f"made with seed {dataset['spec']['seed']},",
         f"| toys a noun phrase | {statistics['toys_a_phrase']:.2f} |",
         "| pictures (train / dev / test) | " + " / ".join(f"{n:,}" for n in statistics["pictures"].values()),
         "size | " + " / ".join(f"{statistics['phrases_with'][name]:.0f} %" for name in ("colour", "pattern", "size")),
