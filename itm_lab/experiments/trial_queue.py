@@ -127,7 +127,9 @@ class TrialQueue:
             return []
         try:
             while (search := next(missing_searches(self.root, experiment, {}, self.results), None)) is not None:
-                if open_runs := search.open_runs(self.results):  # where all that are left have failed, nothing is chosen
+                if open_runs := search.open_runs(
+                    self.results
+                ):  # where all that are left have failed, nothing is chosen
                     return self.unfinished(open_runs)
                 tqdm.write(search.record(self.results))
             return self.unfinished(self.seeds_of(experiment, seeds), lacking)
