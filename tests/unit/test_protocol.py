@@ -133,7 +133,9 @@ def test_a_baseline_with_as_many_runs_beside_a_search_is_searched_equally() -> N
 def test_searches_share_the_runs_of_their_baseline() -> None:
     """Three constraints are searched beside one baseline: it has the runs of one of them, and so has each of them."""
     searches = [search(record=f"11_ccr_ccs/choices/{name}.json", grid={"ccr_weight": [0.1, 1.0]}) for name in "abc"]
-    runs = {name: {5: run(search=[one])} for name, one in zip("ABC", searches, strict=True)} | {"D": {5: run(search=[])}}
+    runs = {name: {5: run(search=[one])} for name, one in zip("ABC", searches, strict=True)} | {
+        "D": {5: run(search=[])}
+    }
     terms = tuple((name, "rsum") for name in runs)
     beside = {one["record"]: "D" for one in searches}
     assert not check_protocol(Comparison(terms[:2], terms[2:], (), {"above": 0}), runs, {}, NUMBERS, beside).failed
@@ -149,7 +151,9 @@ def test_each_stage_may_have_a_learning_rate_of_its_own() -> None:
     """Both are searched as often as the one of a training of one stage; any other setting comes on top."""
     second = search(grid={"inter_learning_rate": [0.0005, 0.001, 0.002]}, record="09_dcpa/choices/two.json")
     assert not checked(search=[search(), second]).failed
-    assert checked(search=[search(), second | {"runs": 8}]).failed[0] == "searched unequally: A with 6 runs, B with 8 runs"
+    assert (
+        checked(search=[search(), second | {"runs": 8}]).failed[0] == "searched unequally: A with 6 runs, B with 8 runs"
+    )
     margin = search(grid={"margin": [0.1, 0.2]}, record="09_dcpa/choices/margin.json")
     assert checked(search=[search(), margin]).failed[0] == "searched unequally: A with 6 runs, B with 12 runs"
 
