@@ -100,11 +100,12 @@ def __getattr__(name: str) -> Any:
 
 def use_style() -> None:
     """Set the style for every figure that follows."""
-    known = matplotlib.rcParams
+    known: Any = matplotlib.rcParams  # its stubs want one type for all values
     ticks = {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
     known.update(STYLE | {name: value for name, value in ticks.items() if name in known})
+    converter: Any = colorConverter
     for letter, colour in (LETTERS | {"k": (0.1, 0.1, 0.1)}).items():
-        colorConverter.colors[letter] = colorConverter.cache[letter] = to_rgb(colour)
+        converter.colors[letter] = converter.cache[letter] = to_rgb(colour)
 
 
 def method_colour(name: str) -> str:
