@@ -14,7 +14,7 @@ import numpy as np
 
 from itm_lab.scenes import SceneSplit, load_scenes, scenes_folder
 from itm_lab.scenes.draw import draw
-from itm_lab.scenes.show import GREY, captions_of, family_figure, family_of, grounding_figure, new_figure, show_picture
+from itm_lab.scenes.show import GREY, captions_of, family_figure, family_of, grounding_figure, new_figure, show_image
 from itm_lab.scenes.world import CANVAS, COLOURS, PATTERNS, PLACES, SHAPES, UNIT, Scene, Toy
 from itm_lab.teaching.figures import INK, method_colour, use_style
 
@@ -90,7 +90,7 @@ def gallery_figure(data: SceneSplit):
         row, column = divmod(n, columns)
         left, bottom = column * (side + 0.1) + 0.05, height - row * (side + below) - side - 0.03
         axes = figure.add_axes([left / width, bottom / height, side / width, side / height])
-        show_picture(axes, data, k)
+        show_image(axes, data, k)
         lines = textwrap.fill(captions_of(data, k)[GALLERY_CAPTIONS[n]].text, 31)
         axes.text(0, CANVAS + 4, lines, fontsize=8.2, color=INK, va="top", linespacing=1.2)
     return figure

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from itm_lab.scenes import Recipe, oracle_matrix, scenes_folder
+from itm_lab.scenes import ScenesSpec, oracle_matrix, scenes_folder
 from itm_lab.scenes.oracle import ceiling
 from itm_lab.scenes.world import Knobs
 from itm_utils.data.batches import PairDataset, WordCaptions, pair_loader
@@ -37,7 +37,8 @@ from itm_utils.scoring import score_split
 RESULTS = Path(__file__).parent / "results"
 DESIGN_SEED = 1  # of the generator: the design was chosen on it, the shipped dataset uses another
 OUTPUTS = {"shipped": "scenes_probe.json", "knobs": "scenes_knobs.json", "bert": "scenes_bert.json"}
-KNOB_TRAIN = 600  # training pictures where many datasets are compared
+KNOB_TRAIN = 600  # training images where many datasets are compared
+KNOB_PASSES = 2  # times as many passes over them
 WIDTH = 64
 
 
@@ -100,11 +101,11 @@ class AttendFrozen(Attend):
         return Texts(local=F.normalize(both[..., :WIDTH] + both[..., WIDTH:], dim=-1), mask=batch.mask)
 
 
-PROBES = {"mean pool": (MeanPool, 12, 0.06), "attention": (Attend, 6, 0.06)}  # class, epochs, temperature
+PROBES = {"mean pool": (MeanPool, 6, 0.06), "attention": (Attend, 3, 0.06)}  # class, epochs, temperature
 
 
 BERT_LAYERS = {"mini BERT, last layer": (-1,), "mini BERT, embeddings and last layer": (0, -1)}
-BERT_PROBES = {name: (AttendFrozen, 6, 0.06) for name in BERT_LAYERS}
+BERT_PROBES = {name: (AttendFrozen, 3, 0.06) for name in BERT_LAYERS}
 
 
 def contrast(scores: Tensor, images: Tensor, temperature: float) -> Tensor:
@@ -115,11 +116,12 @@ def contrast(scores: Tensor, images: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)
 
 
-def train_probe(name: str, folder: Path, seed: int) -> dict[str, float]:
+def train_probe(name: str, folder: Path, seed: int, passes: int = 1) -> dict[str, float]:
     """Train one probe and evaluate it on the test split."""
     torch.manual_seed(seed)
     train, test = open_split(folder, "train"), open_split(folder, "test")
     kind, epochs, temperature = (PROBES | BERT_PROBES)[name]
+    epochs *= passes
     if name in BERT_PROBES:
         train_texts, test_texts = (bert_captions(split, layers=BERT_LAYERS[name]) for split in (train, test))
         model = kind(train.feature_dim, train_texts.feature_dim)
@@ -155,15 +157,15 @@ def family_errors(scores: np.ndarray, folder: Path) -> dict[str, float]:
     return {"wrong_in_family": float((family[first] == family[owner])[wrong].mean() * 100)}
 
 
-def measure(recipe: Recipe, seeds: tuple[int, ...], probes: Iterable[str] = tuple(PROBES)) -> dict:
+def measure(spec: ScenesSpec, seeds: tuple[int, ...], probes: Iterable[str] = tuple(PROBES), passes: int = 1) -> dict:
     """Ceiling, ambiguity and probes on one dataset."""
-    folder = scenes_folder(recipe)
-    truth = oracle_matrix("test", recipe)
-    owner = np.repeat(np.arange(recipe.test), 5)
+    folder = scenes_folder(spec)
+    truth = oracle_matrix("test", spec)
+    owner = np.repeat(np.arange(spec.test), 5)
     result = {"ceiling": ceiling(truth, owner), "ambiguity": float(truth.sum(axis=0).mean())}
     result["fits_one"] = float((truth.sum(axis=0) == 1).mean() * 100)
     for name in probes:
-        runs = [train_probe(name, folder, seed) for seed in seeds]
+        runs = [train_probe(name, folder, seed, passes) for seed in seeds]
         result[name] = {key: [round(run[key], 3) for run in runs] for key in runs[0]}
         print(name, "rsum", result[name]["rsum"], "seconds", result[name]["seconds"], flush=True)
     return result
@@ -176,7 +178,7 @@ KNOBS = {
     "vague captions": {"colour": 30, "pattern": 5, "size": 5, "relation": 0, "place": 0, "third": 5},
     "full captions": {"colour": 95, "pattern": 80, "size": 80, "third": 80},
     "no junk regions": {"regions": 8, "missed": 0},
-    "twice the regions": {"regions": 32},
+    "twice the regions": {"regions": 48},
 }
 
 
@@ -185,15 +187,15 @@ def main(what: str = "shipped") -> None:
         raise input_error("scenes_probe.py", repr(what), f"one of {', '.join(OUTPUTS)}")
     torch.set_num_threads(1)
     if what == "shipped":
-        result = measure(Recipe(), (0, 1, 2))
+        result = measure(ScenesSpec(), (0, 1, 2))
     elif what == "bert":
-        result = measure(Recipe(), (0,), BERT_PROBES)
+        result = measure(ScenesSpec(), (0,), BERT_PROBES)
     else:
         result = {"train": KNOB_TRAIN, "generator_seed": DESIGN_SEED, "changes": {}}
         for name, change in KNOBS.items():
             print(name, flush=True)
-            recipe = Recipe(DESIGN_SEED, train=KNOB_TRAIN, dev=10, knobs=replace(Knobs(), **change))
-            result["changes"][name] = measure(recipe, (0,)) | {"knobs": change}
+            spec = ScenesSpec(DESIGN_SEED, train=KNOB_TRAIN, dev=10, knobs=replace(Knobs(), **change))
+            result["changes"][name] = measure(spec, (0,), passes=KNOB_PASSES) | {"knobs": change}
     (RESULTS / OUTPUTS[what]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

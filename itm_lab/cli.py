@@ -284,7 +284,7 @@ def work_off_queue(root: Path, receipts: Path, at_a_time: int, dry_run: bool, di
         return 0
     if not dirty:
         check_clean(root, queue.evidence(), root / receipts)
-    return bool(run_queue(queue, at_a_time))
+    return int(not run_queue(queue, at_a_time))
 
 
 @app.command()

@@ -61,7 +61,7 @@ def _write_beside(folder: Path, write: Callable[[Path], dict[str, Any]]) -> None
         try:
             facts = write(working)
             files = {path.name: _checksum(path) for path in sorted(working.iterdir())}
-            write_json(working / "manifest.json", {**facts, "files": files})
+            write_compact_json(working / "manifest.json", {**facts, "files": files})
             for path in working.iterdir():
                 _to_disk(path)
             working.rename(folder)
@@ -101,7 +101,7 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_compact_json(path: Path, content: Any) -> None:
     """Compact JSON, the same bytes on every system."""
     path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8", newline="\n")
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from itm_lab.evidence.planned import planned_seeds, seeds_of, variant_of_experiment
-from itm_lab.evidence.protocol import DOUBLED, Runs, check_protocol, collapsed
+from itm_lab.evidence.protocol import DOUBLED, ModelControl, Runs, check_protocol, collapsed, model_of
 from itm_lab.evidence.rank_check import check_ranks
 from itm_lab.evidence.statistics import image_contributions
 from itm_lab.evidence.verdicts import (
@@ -265,7 +265,8 @@ class Ledger(RuleBook):
             comparison, receipts, self.protocol, lambda variant, seed, name: _contributions(*runs[variant][seed], name)
         )  # fmt: skip
         trained, doubled = self._trained(receipts, dataset), self._doubled(receipts, dataset)
-        checks = check_protocol(comparison, trained, doubled, self.protocol, self._baselines(trained))
+        models = self._models(trained, dataset)
+        checks = check_protocol(comparison, trained, doubled, self.protocol, self._baselines(trained), models)
         names = tuple(collapsed(receipts, self.protocol))
         status = NOT_COMPARABLE if checks.failed else found.status
         return replace(found, checks=checks, collapsed=names, status=status)
@@ -300,12 +301,26 @@ class Ledger(RuleBook):
         """Variant → its control with twice the captions, where there is one: of a seed it shares, if any."""
         found = {}
         for variant, of in self._trained(runs, dataset).items():
-            chapter = next(iter(of.values()))["chapter"]
-            controls = self.receipts.get((chapter, DOUBLED.format(variant), dataset), {})
-            known = {seed: receipt for seed, (_, receipt) in controls.items() if not is_old_protocol(receipt)}
+            known = self._current(next(iter(of.values()))["chapter"], DOUBLED.format(variant), dataset)
             if known:
                 found[variant] = known[min(known, key=lambda seed: (seed not in of, seed))]
         return found
+
+    def _models(self, runs: Runs, dataset: str) -> dict[str, ModelControl]:
+        """Variant → the control of its model, where it has one: the rules say which variant that is."""
+        found = {}
+        for variant, of in runs.items():
+            chapter = next(iter(of.values()))["chapter"]
+            model = model_of(variant, self.protocol["doubled_controls"].get(chapter, {}))
+            own = self._current(chapter, model, dataset) if model else {}
+            if model and own and (control := self._doubled({model: own}, dataset)):
+                found[variant] = ModelControl(model, own, control[model])
+        return found
+
+    def _current(self, chapter: str, variant: str, dataset: str) -> dict[int, Mapping[str, Any]]:
+        """Seed → receipt of a variant, of the protocol that can be checked."""
+        every = self.receipts.get((chapter, variant, dataset), {})
+        return {seed: receipt for seed, (_, receipt) in every.items() if not is_old_protocol(receipt)}
 
     def _runs(self, claim: str, comparison: Comparison, dataset: str) -> tuple[dict[str, dict[int, Run]], str]:
         """Variant → seed → run at all seeds that are planned for its variants; and, if one is missing, why."""

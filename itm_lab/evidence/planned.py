@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from itm_lab.experiments.experiment_files import expand, read_seeds
+from itm_lab.experiments.experiment_files import expand, read_seeds, twin_seeds
 
 Plan = Mapping[tuple[str, str, str], tuple[int, ...]]  # (chapter, variant, dataset) → seeds
 FIVE_K = " 5K"  # COCO's second protocol: scored from the same runs as the first
@@ -16,7 +16,8 @@ FIVE_K = " 5K"  # COCO's second protocol: scored from the same runs as the first
 def planned_seeds(root: Path) -> Plan:
     """The seeds of every variant, and of every ensemble, that says ``seeds`` in its experiment file.
 
-    Only the files are read, not the notebooks that check their parameters. The members of an ensemble that plan
+    Only the files are read, not the notebooks that check their parameters. A mean of twins has the seeds of the first of
+    them. The members of an ensemble that plan
     different seeds share those that all of them plan.
     """
     found: dict[tuple[str, str, str], tuple[int, ...]] = {}
@@ -55,6 +56,8 @@ def _of_file(path: Path, chapter: str, changed: int) -> dict[tuple[str, str, str
             for name in filter(None, (given.get("variant"), given.get("ensemble"))):
                 key = chapter, str(name), dataset
                 found[key] = tuple(seed for seed in found.get(key, seeds) if seed in seeds)
+            if name := given.get("twins"):
+                found[chapter, str(name), dataset] = tuple(twin_seeds(seeds))
     return found
 
 

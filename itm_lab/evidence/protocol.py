@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from itm_lab.experiments.experiment_files import values_of
 from itm_lab.records.rules import DECLARED, Comparison
@@ -27,17 +27,28 @@ class Checks:
     missing: tuple[str, ...] = ()
 
 
+class ModelControl(NamedTuple):
+    """The variant of a model that has a control, its runs, and its control with twice the captions."""
+
+    variant: str
+    runs: Mapping[int, Receipt]
+    control: Receipt
+
+
 def check_protocol(
     comparison: Comparison,
     runs: Runs,
     doubled: Mapping[str, Receipt],
     protocol: Receipt,
     baselines: Mapping[str, str] | None = None,
+    models: Mapping[str, ModelControl] | None = None,
 ) -> Checks:
     """Every check of a comparison. runs: the receipts it rests on. doubled: variant → its control with twice the captions.
 
-    baselines: record of a search → the variant that got as many runs of its own, having nothing to choose.
+    baselines: record of a search → the variant that got as many runs of its own, having nothing to choose. models:
+    variant → the control of its model, for variants that have none of their own.
     """
+    models = models or {}
     declared = {key: comparison.declared.get(key, values[0]) for key, values in DECLARED.items()}
     if declared["checks"] == "none":
         return Checks()
@@ -56,9 +67,25 @@ def check_protocol(
         failed += converged(variant, of, protocol)
         if variant in doubled:
             failed += settled(variant, of, doubled[variant], protocol)
-    if alone := [variant for variant in trained if variant not in doubled]:
+        elif variant in models:
+            failed += settled(*models[variant], protocol)
+    if alone := [variant for variant in trained if variant not in {*doubled, *models}]:
         missing.append(f"no run with twice the captions of {_and(alone)}")
-    return Checks(tuple(failed), tuple(missing))
+    return Checks(tuple(dict.fromkeys(failed)), tuple(missing))
+
+
+def model_of(variant: str, controls: Mapping[str, Sequence[str]]) -> str | None:
+    """The variant whose control speaks for this one: that of the longest beginning of its name; None if there is none.
+
+    controls: variant that has a control → the beginnings of the names of the variants of its model.
+    """
+    fitting = [
+        (len(beginning), model)
+        for model, beginnings in controls.items()
+        for beginning in beginnings
+        if f"{variant} ".startswith(f"{beginning} ")
+    ]
+    return max(fitting)[1] if fitting else None
 
 
 # ---------------------------------------------------------------------------------------------- data and budget
@@ -105,13 +132,16 @@ def _slack(run: Receipt, last_stage: bool) -> float:
 def searched(runs: Runs, protocol: Receipt, equally: bool, baselines: Mapping[str, str]) -> Iterator[str]:
     """Settings were searched on dev, with enough seeds, as often for every variant, and not found at an edge.
 
-    A baseline with as many runs beside the search of another counts as searched with that effort.
+    Baselines with as many runs beside the search of another count as searched with that effort; several searches share
+    the runs of one baseline.
     """
     one_each = {variant: next(iter(of.values())) for variant, of in runs.items()}
-    effort = {variant: sum(search["runs"] for search in run["search"]) for variant, run in one_each.items()}
+    effort = {variant: search_effort(run["search"]) for variant, run in one_each.items()}
+    beside: dict[str, int] = {}
     for search in {one["record"]: one for run in one_each.values() for one in run["search"]}.values():
         if (baseline := baselines.get(search["record"])) in effort:
-            effort[baseline] += search["runs"]
+            beside[baseline] = max(beside.get(baseline, 0), planned_runs(search))
+    effort = {variant: number + beside.get(variant, 0) for variant, number in effort.items()}
     for variant, run in one_each.items():
         for search in run["search"]:
             if search["seeds"] < protocol["search_seeds"]:
@@ -122,6 +152,31 @@ def searched(runs: Runs, protocol: Receipt, equally: bool, baselines: Mapping[st
         yield "no setting was searched on dev"
     elif equally and len(set(effort.values())) > 1:
         yield f"searched unequally: {', '.join(f'{variant} with {number} runs' for variant, number in effort.items())}"
+
+
+def search_effort(searches: Sequence[Receipt]) -> int:
+    """Planned runs of all searches; of several learning rates, one of each stage, those of the one searched most.
+
+    A training of two stages has two learning rates to choose: each gets the runs that the one of another training gets.
+    """
+    rates: dict[str, int] = {}
+    others = 0
+    for search in searches:
+        if len(names := settings_of_grid(search["grid"])) == 1 and names[0].endswith("learning_rate"):
+            rates[names[0]] = rates.get(names[0], 0) + planned_runs(search)
+        else:
+            others += planned_runs(search)
+    return others + max(rates.values(), default=0)
+
+
+def planned_runs(search: Receipt) -> int:
+    """Runs of the grid as its file has it: a ladder that went on beyond its ends was not searched for longer by choice."""
+    return search.get("planned", search["runs"])
+
+
+def settings_of_grid(grid: Any) -> list[str]:
+    """The settings that a search tried."""
+    return list(grid if isinstance(grid, Mapping) else grid[0])
 
 
 def at_edge(search: Receipt, chosen: Mapping[str, Any], protocol: Receipt) -> Iterator[str]:

@@ -11,7 +11,8 @@ what comes later replaces what came before:
 
 Only what stands below ``datasets: <dataset>: variants`` can be run. Besides parameters of the notebook there are
 ``about`` and ``note`` (for people, not taken over by ``extends``), ``table`` (where its row stands), ``ensemble`` (whose scores are averaged with
-whose), ``seeds`` (which seeds a reproduction takes), ``select`` (settings that a search on dev chooses first) with
+whose), ``twins`` (the name of the mean of two of its runs that differ in their seed alone), ``seeds`` (which seeds a
+reproduction takes), ``select`` (settings that a search on dev chooses first) with
 its ``search_baseline``, ``choice_of`` (experiments whose searched settings it takes), and ``same_ranks_as`` (variants whose
 test ranks may equal this one's, such as another collapsed control: elsewhere equal ranks mean a setting that changes
 nothing). ``{dataset}`` in a folder's name is filled in here, ``{seed}`` by the notebook. The folder of a run follows from
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -37,7 +38,7 @@ from itm_utils.errors import ItmError, input_error
 from itm_utils.files import read_text
 from itm_utils.validation import Settings, validated
 
-ABOUT = ("about", "note", "table", "ensemble", "seeds", "search_baseline", "choice_of", "same_ranks_as")
+ABOUT = ("about", "note", "table", "ensemble", "twins", "seeds", "search_baseline", "choice_of", "same_ranks_as")
 MOST_SEEDS = 10_000  # in one range
 SECTIONS = ("base", "groups", "variants", "datasets")
 
@@ -84,6 +85,7 @@ class Experiment:
     note: str = ""
     table: str = ""
     ensemble: str = ""
+    twins: str = ""
     seeds: str = ""
     search_baseline: str = ""
     choice_of: str = ""
@@ -336,6 +338,12 @@ def read_value(experiment: Experiment, name: str, text: str) -> Any:
         return kind(text) if kind in (int, float) else text
     except ValueError:
         raise input_error(f"parameter {name}", repr(text), f"an {kind.__name__}") from None
+
+
+def twin_seeds(seeds: Sequence[int]) -> dict[int, int]:
+    """Seed → that of its twin: the first half of the seeds against the second. A mean of twins has the seed of the first."""
+    half = len(seeds) // 2
+    return dict(zip(seeds[:half], seeds[half : 2 * half], strict=True))
 
 
 def read_seeds(text: str) -> list[int]:

@@ -220,9 +220,9 @@ def is_built(job: Job) -> bool:
     """Whether Scenes is there, if that is the dataset: to open it would build it."""
     if job.parameters["dataset"] != "scenes":
         return True
-    from itm_lab.scenes.build import Recipe
+    from itm_lab.scenes.build import ScenesSpec
 
-    return (cache_root() / Recipe().folder_name() / "manifest.json").is_file()
+    return (cache_root() / ScenesSpec().folder_name() / "manifest.json").is_file()
 
 
 def data_source(name: str, file: str) -> str:

@@ -344,7 +344,7 @@ def work_off(
             for job in [job for job, process in running.items() if process.poll() is not None]:
                 process = running.pop(job)
                 done += job.steps
-                fine = finish(job, process, None if job in collected else results)
+                fine = finish(job, process, results, again=job in collected)
                 failed += [] if fine else [job]
                 ended(job, fine)
             waiting = [job for job in open_jobs() if job.parameters["run_dir"] not in tried]
@@ -385,8 +385,8 @@ def environment_of(parameters: Mapping[str, Any]) -> dict[str, str]:
     return os.environ | {name: value for name, value in KERNEL_ENVIRONMENT.items() if name not in left_out}
 
 
-def finish(job: Job, process: subprocess.Popen, results: Path | None) -> bool:
-    """Collect the receipts of a run, or say why there are none. results: None if they were collected before."""
+def finish(job: Job, process: subprocess.Popen, results: Path, again: bool = False) -> bool:
+    """Collect the receipts of a run, or say why there are none. again: they are there, and this run must have their ranks."""
     log = job.folder / "papermill.log"
     if process.returncode:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
@@ -394,8 +394,7 @@ def finish(job: Job, process: subprocess.Popen, results: Path | None) -> bool:
         tqdm.write(f"{job.label}: failed: {said}\n  log: {log}", file=sys.stderr)
         return False
     try:
-        if results is not None:
-            collect(job, results)
+        (check_again if again else collect)(job, results)
     except (ItmError, OSError) as error:  # others may still be training
         tqdm.write(f"{job.label}: failed: {error}", file=sys.stderr)
         return False
@@ -411,6 +410,14 @@ def collect(job: Job, results: Path) -> None:
             evidence = read_evidence(path) if receipt["ranks"] else None
             write_receipt(receipt, results, evidence)
             tqdm.write(line_of(receipt))
+
+
+def check_again(job: Job, results: Path) -> None:
+    """Refuse a run that was made again and ranks in another way than its receipt says; times may differ."""
+    path = expected_receipt(job, results)
+    if read_receipt(expected_receipt(job, job.folder))["ranks"] != read_receipt(path)["ranks"]:
+        hint = "Another processor or version? What builds on this run would not be what its receipt describes."
+        raise input_error(job.folder, f"other ranks than {path.name} has", "the same run again", hint)
 
 
 def line_of(receipt: dict[str, Any]) -> str:

@@ -58,7 +58,7 @@ class Gallery:
 
     def _drawing(self, image: int) -> ImageFile | None:
         """Scenes has its images with it; drawn again they are larger."""
-        path = self.split.root / f"{self.split.name}_pictures.npy"
+        path = self.split.root / f"{self.split.name}_pixels.npy"
         if not path.is_file():
             return None
         from itm_lab.scenes.build import scenes_folder

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from itm_lab.paths import Paths
 
 # Where a file that git does not know decides a run as well. Elsewhere there are runs, data and new receipts.
 CODE = ("itm_utils", "itm_lab", "notebooks", "experiments", "book/data")
+
+OLD_SCHEMA = '^ "schema": [23],?$'  # a line of a receipt of the old protocol
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,23 @@ def code_of(paths: Paths | None) -> Code:
 def changed_files(root: Path) -> list[str]:
     """Tracked files that are not as committed, and new ones among the code; none where there is no git.
 
-    Receipts that were added since count as nothing: the runs of a queue write them.
+    Receipts that were added since count as nothing, and so do those that took the place of one of the old protocol: the
+    runs of a queue write them.
     """
     status = git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=no") or ""
     entries = [(entry[:2], entry[3:]) for entry in status.split("\0") if entry]
     changed = [path for how, path in entries if not (how[0] == "A" and path.startswith("receipts/"))]
+    if any(path.startswith("receipts/") for path in changed):
+        replaced = old_receipts(root)
+        changed = [path for path in changed if PurePosixPath(path).with_suffix(".json").as_posix() not in replaced]
     new = git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *CODE) or ""
     return [*changed, *(path for path in new.split("\0") if path)]
+
+
+def old_receipts(root: Path) -> set[str]:
+    """Receipts that are of the old protocol in the commit: no verdict rests on them."""
+    found = git(root, "grep", "-l", "-z", "-E", OLD_SCHEMA, "HEAD", "--", "receipts") or ""
+    return {path.removeprefix("HEAD:") for path in found.split("\0") if path}
 
 
 def git(root: Path, *call: str) -> str | None:

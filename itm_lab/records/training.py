@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,12 +80,18 @@ def search_record(where: Path) -> dict[str, Any]:
         record = json.loads(read_text(where, form))
         select, runs = record["select"], len(record["runs"])
         tried = grid_of(record["runs"]) if "grid" in select else select["settings"]
-        found = {"grid": tried, "runs": runs, "seeds": select["seeds"]}
+        planned = combinations(select) * select["seeds"]
+        found = {"grid": tried, "runs": runs, "planned": planned, "seeds": select["seeds"]}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
             raise
         raise input_error(where, f"no record of a choice ({error!r})", form) from None
     return found | {"record": "/".join(where.parts[-3:]), "digest": file_digest(where)}
+
+
+def combinations(select: Mapping[str, Any]) -> int:
+    """How many settings a search tries as its file has it, without further values of a ladder."""
+    return math.prod(map(len, select["grid"].values())) if "grid" in select else len(select["settings"])
 
 
 def grid_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

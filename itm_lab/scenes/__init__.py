@@ -10,18 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from itm_lab.scenes.build import Recipe, scenes_folder
+    from itm_lab.scenes.build import ScenesSpec, scenes_folder
     from itm_lab.scenes.load import SceneSplit, load_scenes, oracle_matrix
 
 _HOME = {
-    "Recipe": "build",
+    "ScenesSpec": "build",
     "scenes_folder": "build",
     "SceneSplit": "load",
     "load_scenes": "load",
     "oracle_matrix": "load",
 }
 
-__all__ = ["Recipe", "SceneSplit", "load_scenes", "oracle_matrix", "scenes_folder"]
+__all__ = ["SceneSplit", "ScenesSpec", "load_scenes", "oracle_matrix", "scenes_folder"]
 
 
 def __getattr__(name: str) -> Any:

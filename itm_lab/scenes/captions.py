@@ -61,7 +61,7 @@ TRIES = 150
 
 
 @dataclass(frozen=True)
-class Phrase:
+class ScenePhrase:
     """A noun phrase: its text, its characters ``start:end`` in the caption, its toys, what it asks."""
 
     text: str
@@ -76,7 +76,7 @@ class Caption:
     """A sentence, its noun phrases from left to right, and what it claims."""
 
     text: str
-    phrases: tuple[Phrase, ...]
+    phrases: tuple[ScenePhrase, ...]
     claim: Claim
 
 
@@ -167,7 +167,7 @@ def _write(rng: PortableRandom, claim: Claim, groups: list[tuple[int, ...]]) -> 
             text += ", " if len(texts) == 3 else rng.pick(JOINS)
         elif k == 2:
             text += ", and " if claim.relation is not None else " and "
-        phrases.append(Phrase(phrase, len(text), len(text) + len(phrase), toys, ask))
+        phrases.append(ScenePhrase(phrase, len(text), len(text) + len(phrase), toys, ask))
         text += phrase
     if place and not place_first:
         text += f" {place}"

@@ -21,7 +21,6 @@ from itm_lab.scenes.draw import draw, toy_boxes
 from itm_lab.scenes.portable_random import PortableRandom
 from itm_lab.scenes.proposals import propose
 from itm_lab.scenes.world import ATTRIBUTES, CANVAS, PLACES, Knobs, sample_scene
-from itm_utils.boxes import iou
 from itm_utils.errors import input_error
 from itm_utils.progress import bar
 
@@ -63,7 +62,7 @@ class Namer(nn.Module):
         return {name: head(features) for name, head in self.heads.items()}
 
 
-def cut(pictures: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+def cut(pixels: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
     """Crops (i * r, 3, 24, 24) in [0, 1] and sizes (i * r, 2) of uint8 images (i, 96, 96, 3), boxes (i, r, 4)."""
     images, regions = boxes.shape[:2]
     boxes = boxes.float()
@@ -74,7 +73,7 @@ def cut(pictures: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
         [x[:, :, None, :].expand(-1, -1, CROP, -1), y[..., None].expand(-1, -1, -1, CROP)], dim=-1
     )  # (i, r, 24, 24, 2)
     grid = grid.reshape(images, regions * CROP, CROP, 2) * (2.0 / CANVAS) - 1.0
-    planes = pictures.permute(0, 3, 1, 2).float() / 255.0
+    planes = pixels.permute(0, 3, 1, 2).float() / 255.0
     crops = F.grid_sample(planes, grid, align_corners=False, padding_mode="border")
     crops = crops.reshape(images, 3, regions, CROP, CROP).transpose(1, 2).flatten(0, 1)
     sizes = ((boxes[..., 2:] - boxes[..., :2]) / CANVAS).flatten(0, 1)
@@ -91,9 +90,9 @@ def load_net(path: Path = WEIGHTS) -> RegionNet:
 
 
 @torch.no_grad()
-def region_features(net: RegionNet, pictures: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+def region_features(net: RegionNet, pixels: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     """(i, r, 128) float32 features of images (i, 96, 96, 3) uint8 at boxes (i, r, 4)."""
-    crops, sizes = cut(torch.from_numpy(np.array(pictures)), torch.from_numpy(np.array(boxes)))
+    crops, sizes = cut(torch.from_numpy(np.array(pixels)), torch.from_numpy(np.array(boxes)))
     return net(crops, sizes).reshape(*boxes.shape[:2], WIDTH).numpy()
 
 
@@ -118,15 +117,26 @@ def sample_crops(scenes: int, seed: int = NET_SEED) -> tuple[Tensor, Tensor, dic
 
 
 def label_boxes(scene, toys: np.ndarray, boxes: np.ndarray) -> dict[str, Tensor]:
-    """What the network should say of each box: the toy it covers (IoU >= 0.45), or nothing."""
-    match = iou(boxes, toys)
-    best, found = match.argmax(axis=1), match.max(axis=1) >= 0.45
+    """What the network should say of each box: the toy that fills most of it, or nothing where none fills two fifths.
+
+    As a detector's region features do, it names what a box shows, whether or not the box fits: half a red cube is red.
+    """
+    shares = filled(boxes, toys)
+    best, found = shares.argmax(axis=1), shares.max(axis=1) >= 0.4
     labels = {}
     for name, values in ATTRIBUTES.items():
         words = np.array([values.index(getattr(scene.toys[k], name)) for k in best])
         labels[name] = torch.from_numpy(np.where(found, words, len(values) if name == "shape" else IGNORE))
     labels["place"] = torch.full((len(boxes),), PLACES.index(scene.place))
     return labels
+
+
+def filled(boxes: np.ndarray, toys: np.ndarray) -> np.ndarray:
+    """Share of each box (r, 4) that lies within the tight box of each toy (n, 4): (r, n)."""
+    low = np.maximum(boxes[:, None, :2], toys[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], toys[None, :, 2:])
+    shared = np.clip(high - low, 0, None).prod(axis=2)
+    return shared / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)[:, None]
 
 
 def train(scenes: int = 2_000, epochs: int = 6, path: Path = WEIGHTS) -> dict[str, float]:

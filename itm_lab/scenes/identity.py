@@ -41,12 +41,12 @@ def computed_here(folder: Path, split: str) -> None:
 
 def check_features(split: PrecompSplit) -> None:
     """Raise at the first image whose features are not what the frozen network gives for its pixels and boxes."""
-    pictures = load_array(split.root / f"{split.name}_pictures.npy", "r")
+    pixels = load_array(split.root / f"{split.name}_pixels.npy", "r")
     boxes = load_array(split.root / f"{split.name}_boxes.npy", "r")
     net = load_net()
     for first in bar(range(0, len(split.features), IMAGES), f"compare the features of {split.name}", "batch"):
         rows = np.arange(first, min(first + IMAGES, len(split.features)))
-        stored, computed = split.features.rows(rows), region_features(net, pictures[rows], boxes[rows].astype(np.int64))
+        stored, computed = split.features.rows(rows), region_features(net, pixels[rows], boxes[rows].astype(np.int64))
         differing = np.abs(stored - computed).max(axis=(1, 2)) > NEAR * computed.max()
         if differing.any():
             image = rows[np.argmax(differing)]
@@ -55,7 +55,7 @@ def check_features(split: PrecompSplit) -> None:
 
 
 def _source(folder: Path, split: str) -> str:
-    files = {kind: file_digest(folder / f"{split}_{kind}.npy") for kind in ("pictures", "boxes")}
+    files = {kind: file_digest(folder / f"{split}_{kind}.npy") for kind in ("pixels", "boxes")}
     return digest_of(files | {"weights": file_digest(WEIGHTS), "way": WAY})
 
 

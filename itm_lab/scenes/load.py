@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from itm_lab.scenes.build import SPLITS, Recipe, scenes_folder
-from itm_lab.scenes.captions import Caption, Phrase
+from itm_lab.scenes.build import SPLITS, ScenesSpec, scenes_folder
+from itm_lab.scenes.captions import Caption, ScenePhrase
 from itm_lab.scenes.logic import Ask, Claim
 from itm_lab.scenes.oracle import truth_matrix
 from itm_lab.scenes.world import Scene
@@ -30,17 +30,17 @@ class SceneSplit:
     name: str
     scenes: list[Scene]
     captions: list[Caption]
-    pictures: np.ndarray
+    pixels: np.ndarray
     boxes: list[np.ndarray]
     twins: list[tuple[int, ...]]
     owner: np.ndarray
 
 
-def load_scenes(split: str, recipe: Recipe | None = None) -> SceneSplit:
+def load_scenes(split: str, spec: ScenesSpec | None = None) -> SceneSplit:
     """A split of the dataset (built first if need be)."""
     if split not in SPLITS:
         raise input_error("scenes", f"split {split!r}", f"one of {', '.join(SPLITS)}")
-    folder = scenes_folder(recipe)
+    folder = scenes_folder(spec)
     records = json.loads((folder / f"{split}_scenes.json").read_text(encoding="utf-8"))
     grounding = json.loads((folder / f"{split}_grounding.json").read_text(encoding="utf-8"))
     texts = read_captions(folder / f"{split}_caps.txt")
@@ -51,7 +51,7 @@ def load_scenes(split: str, recipe: Recipe | None = None) -> SceneSplit:
         name=split,
         scenes=[Scene.from_json(record) for record in records],
         captions=[_caption(text, record) for text, record in zip(texts, grounding, strict=True)],
-        pictures=np.load(folder / f"{split}_pictures.npy", mmap_mode="r"),
+        pixels=np.load(folder / f"{split}_pixels.npy", mmap_mode="r"),
         boxes=boxes,
         twins=twins,
         owner=np.repeat(np.arange(len(records)), len(texts) // len(records)),
@@ -60,7 +60,7 @@ def load_scenes(split: str, recipe: Recipe | None = None) -> SceneSplit:
 
 def _caption(text: str, record: dict) -> Caption:
     phrases = tuple(
-        Phrase(phrase["text"], start, end, tuple(phrase["objects"]), Ask(**phrase["asks"]))
+        ScenePhrase(phrase["text"], start, end, tuple(phrase["objects"]), Ask(**phrase["asks"]))
         for phrase in record["phrases"]
         for start, end in [phrase["chars"]]
     )
@@ -69,13 +69,13 @@ def _caption(text: str, record: dict) -> Caption:
 
 
 @lru_cache(maxsize=6)
-def _oracle(folder: Path, split: str, recipe: Recipe | None) -> np.ndarray:
-    data = load_scenes(split, recipe)
+def _oracle(folder: Path, split: str, spec: ScenesSpec | None) -> np.ndarray:
+    data = load_scenes(split, spec)
     matrix = truth_matrix(data.scenes, [caption.claim for caption in data.captions])
     matrix.setflags(write=False)
     return matrix
 
 
-def oracle_matrix(split: str, recipe: Recipe | None = None) -> np.ndarray:
+def oracle_matrix(split: str, spec: ScenesSpec | None = None) -> np.ndarray:
     """(n_images, n_captions) bool: which captions are true of which images. Read-only."""
-    return _oracle(scenes_folder(recipe), split, recipe)
+    return _oracle(scenes_folder(spec), split, spec)

@@ -1,5 +1,7 @@
-"""Region proposals as a detector gives them: most toys found, some twice, and a lot of junk.
+"""Region proposals as a detector gives them: most toys found, some twice, and many distractors.
 
+A distractor shows a part of a toy, a toy and its surroundings, two toys or none; it overlaps no toy well enough to be
+called its box. So attention can be wrong: on a box that shows something of what a phrase names, and is not it.
 Boxes are integers ``x1 y1 x2 y2`` in pixels, one past the last pixel; their order says nothing.
 """
 
@@ -12,29 +14,35 @@ from itm_lab.scenes.world import CANVAS, Knobs
 
 Box = tuple[int, int, int, int]
 
-JUNK = {"sloppy": 30, "partial": 22, "union": 16, "background": 28, "whole": 4}
+# What a proposal that is nobody's box shows, in parts of a hundred.
+DISTRACTORS = {"partial": 52, "shifted": 44, "union": 2, "background": 1, "whole": 1}
+TIGHT, LOOSE = 10, 16  # percent of its side by which a side of a toy's box is off: the best box, and further ones
+LARGEST_OVERLAP = 49  # percent of IoU that a distractor may have with a toy
 SMALLEST = 6  # pixels, width and height
 
 
 def propose(rng: PortableRandom, toys: np.ndarray, knobs: Knobs) -> np.ndarray:
     """(regions, 4) int64 proposals for an image whose toys have the tight boxes ``toys`` (n, 4)."""
     found = [(int(x1), int(y1), int(x2), int(y2)) for x1, y1, x2, y2 in toys]
-    boxes = [_jitter(rng, box, 11) for box in found if not rng.chance(knobs.missed)]
+    boxes = [_jitter(rng, box, TIGHT) for box in found if not rng.chance(knobs.missed)]
+    boxes += [_jitter(rng, box, LOOSE) for box in found if rng.chance(knobs.doubles)]
     boxes = boxes[: knobs.regions]
     while len(boxes) < knobs.regions:
-        junk = _junk(rng, rng.weighted(JUNK), found)
-        if junk is not None:
-            boxes.append(junk)
+        tried = _distractor(rng, rng.weighted(DISTRACTORS), found)
+        if tried is not None and all(
+            100 * _iou(tried, toy)[0] <= LARGEST_OVERLAP * _iou(tried, toy)[1] for toy in found
+        ):
+            boxes.append(tried)
     return np.array(rng.shuffled(boxes), dtype=np.int64)
 
 
-def _junk(rng: PortableRandom, kind: str, toys: list[Box]) -> Box | None:
-    """One box of little use; None when there was no room for it."""
+def _distractor(rng: PortableRandom, kind: str, toys: list[Box]) -> Box | None:
+    """One box that belongs to no toy; None when there was no room for it."""
     box = rng.pick(toys)
-    if kind == "sloppy":
-        return _jitter(rng, box, 28)
     if kind == "partial":
         return _part(rng, box)
+    if kind == "shifted":
+        return _shifted(rng, box)
     if kind == "union":
         other = rng.pick(toys)
         joined = (min(box[0], other[0]), min(box[1], other[1]), max(box[2], other[2]), max(box[3], other[3]))
@@ -42,6 +50,14 @@ def _junk(rng: PortableRandom, kind: str, toys: list[Box]) -> Box | None:
     if kind == "background":
         return _background(rng, toys)
     return _jitter(rng, (0, 0, CANVAS, CANVAS), 15)
+
+
+def _shifted(rng: PortableRandom, box: Box) -> Box:
+    """As large as a toy and beside it: some of the toy, some of its surroundings."""
+    x1, y1, x2, y2 = box
+    right = (x2 - x1) * rng.between(-50, 50) // 100
+    down = (y2 - y1) * rng.between(-50, 50) // 100
+    return _clip(x1 + right, y1 + down, x2 + right, y2 + down)
 
 
 def _jitter(rng: PortableRandom, box: Box, percent: int) -> Box:
@@ -59,9 +75,9 @@ def _share(thousandths: int) -> int:
 
 
 def _part(rng: PortableRandom, box: Box) -> Box:
-    """About half of a toy: left, right, upper or lower."""
+    """Not quite half of a toy: left, right, upper or lower."""
     x1, y1, x2, y2 = box
-    width, height = (x2 - x1) * rng.between(40, 60) // 100, (y2 - y1) * rng.between(40, 60) // 100
+    width, height = (x2 - x1) * rng.between(30, 58) // 100, (y2 - y1) * rng.between(30, 58) // 100
     return rng.pick(
         [
             _clip(x1, y1, x1 + width, y2),
@@ -99,3 +115,9 @@ def overlap(a: Box, b: Box) -> int:
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     return max(0, width) * max(0, height)
+
+
+def _iou(a: Box, b: Box) -> tuple[int, int]:
+    """Shared and joint pixels of two boxes: IoU without a division, the same everywhere."""
+    shared = overlap(a, b)
+    return shared, area(a) + area(b) - shared

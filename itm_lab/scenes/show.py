@@ -62,7 +62,7 @@ def family_figure(data: SceneSplit, members: list[int], captions: int = 1) -> Fi
     for column, k in enumerate(members):
         left, bottom = (column * side + 0.05) / width, 1 - (side + 0.17) / height
         axes = figure.add_axes((left, bottom, (side - 0.1) / width, (side - 0.1) / height))
-        show_picture(axes, data, k)
+        show_image(axes, data, k)
         axes.set_title(f"{column + 1} {ROLE_NAMES[data.scenes[k].role]}", loc="left", fontsize=8.5, color=INK, pad=4)
     marks = [1 - (columns - other - 0.3) * 0.26 / width for other in range(columns)]
     top = 1 - (side + 0.36) / height
@@ -74,8 +74,8 @@ def family_figure(data: SceneSplit, members: list[int], captions: int = 1) -> Fi
         caption, y = captions_of(data, k)[n], top - (row + 0.85) * line / height
         figure.text(0.05 / width, y, f"{column + 1}", fontsize=9, color=GREY, va="center", weight="bold")
         write_caption(figure, 0.24 / width, y, caption, 9 if len(caption.text) < 85 else 7.5)
-        for x, picture in zip(marks, members, strict=True):
-            mark_truth(figure, x, y, is_true(caption.claim, data.scenes[picture]))
+        for x, image in zip(marks, members, strict=True):
+            mark_truth(figure, x, y, is_true(caption.claim, data.scenes[image]))
     return figure
 
 
@@ -94,9 +94,9 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def show_picture(axes, data: SceneSplit, number: int, raw: bool = False) -> None:
+def show_image(axes, data: SceneSplit, number: int, raw: bool = False) -> None:
     """One image: drawn large, or (``raw``) the very pixels of the dataset."""
-    pixels = data.pictures[number] if raw else draw(data.scenes[number], SCALE)
+    pixels = data.pixels[number] if raw else draw(data.scenes[number], SCALE)
     axes.imshow(pixels, extent=(0, CANVAS, CANVAS, 0), interpolation="nearest" if raw else "antialiased")
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
@@ -141,7 +141,7 @@ def grounding_figure(data: SceneSplit, number: int, proposals: np.ndarray, capti
     views = [figure.add_axes((0.012 + k * 0.332, 0.125, 0.312, 0.79)) for k in range(3)]
     titles = ("phrases and their boxes", f"{len(proposals)} proposals", "the pixels, 96 × 96")
     for axes, title in zip(views, titles, strict=True):
-        show_picture(axes, data, number, raw=axes is views[2])
+        show_image(axes, data, number, raw=axes is views[2])
         axes.set_title(title, loc="left", fontsize=9, color=INK, pad=4)
     for phrase, colour in zip(chosen.phrases, PHRASE_COLOURS, strict=False):
         for toy in phrase.toys:

@@ -107,8 +107,9 @@ class Knobs:
     place: int = 10
     words: int = 16  # longest caption (a number)
     third: int = 30  # captions with three phrases instead of two
-    regions: int = 16  # proposals an image (a number)
-    missed: int = 6  # toys without a proposal of their own
+    regions: int = 24  # proposals an image (a number)
+    missed: int = 6  # toys without a tight proposal
+    doubles: int = 20  # toys with a second, looser proposal
 
 
 def sample_scene(rng: PortableRandom, knobs: Knobs) -> Scene:

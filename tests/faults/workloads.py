@@ -29,7 +29,7 @@ from itm_lab.photos import extract as extraction
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import read_evidence, read_receipt
 from itm_lab.records.scores import save_scores, write_scores
-from itm_lab.scenes.build import Recipe, scenes_folder
+from itm_lab.scenes.build import ScenesSpec, scenes_folder
 from itm_utils import mining, scoring
 from itm_utils.data.precomp import open_split
 from itm_utils.data.text_encoder import bert_captions, load_text_encoder
@@ -125,7 +125,7 @@ def nothing(inputs: Path) -> None:
 
 def build_scenes(inputs: Path, work: Path) -> None:
     with cache_in(work):
-        scenes_folder(Recipe(train=4, dev=2, test=2))
+        scenes_folder(ScenesSpec(train=4, dev=2, test=2))
 
 
 def built(work: Path) -> str:

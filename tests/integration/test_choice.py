@@ -21,6 +21,7 @@ from itm_lab.experiments.experiment_files import read_experiments
 from itm_lab.experiments.runner import Job
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import make_receipt, read_receipt, write_receipt
+from itm_lab.records.training import search_records
 from itm_utils.errors import ItmError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,7 +185,9 @@ def ladder_run(itm_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (1.0, [0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128]),  # four steps beyond, and no further
     ],
 )
-def test_a_learning_rate_is_followed_beyond_the_ends_of_its_grid(best: float, tried: list, ladder_run) -> None:
+def test_a_learning_rate_is_followed_beyond_the_ends_of_its_grid(
+    best: float, tried: list, ladder_run, tmp_path: Path
+) -> None:
     code, said, started = ladder_run("scan/f30k/a", at=best)
     assert code == 0, said
     *search, last = started
@@ -192,6 +195,12 @@ def test_a_learning_rate_is_followed_beyond_the_ends_of_its_grid(best: float, tr
     assert {(one["epochs"], one["evaluate_on"]) for one in search} == {(3, "dev")}
     assert (last["learning_rate"], last["epochs"], last["evaluate_on"]) == (min(best, 0.128), 12, "test")
     assert ladder_run("scan/f30k/a", at=best)[2] == []
+    (noted,) = search_records(str(tmp_path / "receipts/02_scan/choices/scan_f30k_a.json"))  # as a receipt has it
+    assert (noted["planned"], noted["runs"], noted["seeds"]) == (6, len(search), 2)
+    make_receipt(
+        chapter="02_scan", variant="A", seed=0, dataset={"name": "f30k", "split": "test", "fingerprint": "f" * 64},
+        parameters={}, seconds=1.0, device="cpu", metrics=RECALLS | {"rsum": 300.0}, search=[noted],
+    )  # fmt: skip
 
 
 def test_a_search_is_planned_where_its_data_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +276,11 @@ def test_a_select_that_cannot_be_is_one_clear_error(select: str, message: str, t
 
 
 def test_every_constrained_run_at_paper_size_searches_what_the_paper_searched() -> None:
-    known = read_experiments(ROOT, "ccr_ccs")
+    known = {
+        name: one for name, one in read_experiments(ROOT, "ccr_ccs").items() if one.settings["schedule"] == "paper"
+    }
     for name, experiment in known.items():
-        constraint = name.rpartition("/")[2].partition("_c")[2]
-        runs = {"": 0, "cr": 6, "cs": 6, "cr_ccs": 36}[constraint] if experiment.settings["schedule"] == "paper" else 0
+        runs = {"": 0, "cr": 6, "cs": 6, "cr_ccs": 36}[name.rpartition("/")[2].partition("_c")[2]]
         found = 1
         for values in experiment.select.grid.values() if experiment.select else ():
             found *= len(values)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from itm_lab.scenes import Recipe, load_scenes, oracle_matrix, scenes_folder
+from itm_lab.scenes import ScenesSpec, load_scenes, oracle_matrix, scenes_folder
 from itm_lab.scenes.build import SHIPPED_SEED, SPLITS
 from itm_lab.scenes.cli import app
 from itm_lab.scenes.features import NET_SEED, WEIGHTS, WIDTH, load_net, region_features
@@ -26,8 +26,8 @@ from itm_utils.data.text_encoder import MINI_FOLDER
 from itm_utils.data.vocabulary import Vocabulary, token_spans
 from itm_utils.errors import ItmError
 
-SMALL = Recipe(seed=77, train=24, dev=8, test=12)
-TINY = Recipe(seed=78, train=3, dev=1, test=2)
+SMALL = ScenesSpec(seed=77, train=24, dev=8, test=12)
+TINY = ScenesSpec(seed=78, train=3, dev=1, test=2)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_what_is_loaded_is_what_was_made(folder):
         assert [m.scene for m in made] == data.scenes
         assert [c for m in made for c in m.captions] == data.captions
         assert [m.twins for m in made] == data.twins
-        assert (draw(data.scenes[0]) == data.pictures[0]).all()
+        assert (draw(data.scenes[0]) == data.pixels[0]).all()
         assert (toy_boxes(data.scenes[0]) == data.boxes[0]).all()
 
 
@@ -108,7 +108,7 @@ def test_the_oracle_knows_the_owners(folder):
 def test_features_are_what_the_network_sees(folder):
     split = open_split(folder, "dev")
     data = load_scenes("dev", SMALL)
-    again = region_features(load_net(), np.asarray(data.pictures), split.region_boxes(np.arange(SMALL.dev)))
+    again = region_features(load_net(), np.asarray(data.pixels), split.region_boxes(np.arange(SMALL.dev)))
     assert np.allclose(again, split.regions(np.arange(SMALL.dev)), atol=1e-4)
     found = [
         (iou(b, t) > 0.5).any(axis=0).mean() for b, t in zip(split.region_boxes(np.arange(8)), data.boxes, strict=True)
@@ -137,7 +137,7 @@ def damage_a_byte(folder: Path) -> None:
 
 
 def cut_short(folder: Path) -> None:
-    path = folder / "test_pictures.npy"
+    path = folder / "test_pixels.npy"
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -163,32 +163,32 @@ def test_a_damaged_cache_is_noticed_and_built_again(cache, damage, caplog):
 
 
 def test_a_killed_build_leaves_nothing_behind(cache, monkeypatch):
-    recipe = Recipe(seed=79, train=2, dev=1, test=1)
-    leftover = cache / f".{recipe.folder_name()}-killed"
+    spec = ScenesSpec(seed=79, train=2, dev=1, test=1)
+    leftover = cache / f".{spec.folder_name()}-killed"
     leftover.mkdir()
     (leftover / "train_ims.npy").write_bytes(b"half")
     monkeypatch.setattr("itm_lab.scenes.build._write_split", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        scenes_folder(recipe)
-    assert not list(cache.glob(f"*{recipe.folder_name()}*/")) and not leftover.exists()
+        scenes_folder(spec)
+    assert not list(cache.glob(f"*{spec.folder_name()}*/")) and not leftover.exists()
 
 
-def _fingerprint(recipe: Recipe, queue) -> None:
-    folder = scenes_folder(recipe)
+def _fingerprint(spec: ScenesSpec, queue) -> None:
+    folder = scenes_folder(spec)
     queue.put((read_manifest(folder)["fingerprint"], read_manifest(folder)["files"]))
 
 
 def test_two_processes_at_once_build_it_once(cache):
-    recipe = Recipe(seed=77, train=3, dev=1, test=2)
+    spec = ScenesSpec(seed=77, train=3, dev=1, test=2)
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     queue = context.Queue()
-    workers = [context.Process(target=_fingerprint, args=(recipe, queue)) for _ in range(2)]
+    workers = [context.Process(target=_fingerprint, args=(spec, queue)) for _ in range(2)]
     for worker in workers:
         worker.start()
     seen = [queue.get(timeout=120) for _ in workers]
     for worker in workers:
         worker.join()
-    assert seen[0] == seen[1] and is_whole(cache / recipe.folder_name())
+    assert seen[0] == seen[1] and is_whole(cache / spec.folder_name())
 
 
 def test_same_seed_same_bytes_in_another_process(cache, tmp_path):
@@ -196,8 +196,8 @@ def test_same_seed_same_bytes_in_another_process(cache, tmp_path):
     here = read_manifest(scenes_folder(TINY))
     script = (
         "import torch; torch.set_num_threads(1)\n"
-        "from itm_lab.scenes import Recipe, scenes_folder\n"
-        "print(scenes_folder(Recipe(seed=78, train=3, dev=1, test=2)))"
+        "from itm_lab.scenes import ScenesSpec, scenes_folder\n"
+        "print(scenes_folder(ScenesSpec(seed=78, train=3, dev=1, test=2)))"
     )
     run = subprocess.run(
         [sys.executable, "-c", script],
@@ -212,11 +212,16 @@ def test_same_seed_same_bytes_in_another_process(cache, tmp_path):
 
 def test_the_fingerprint_follows_what_decides_the_data(cache):
     names = {
-        recipe.folder_name()
-        for recipe in (TINY, Recipe(seed=80, train=3, dev=1, test=2), Recipe(seed=78, train=4, dev=1, test=2), Recipe())
+        spec.folder_name()
+        for spec in (
+            TINY,
+            ScenesSpec(seed=80, train=3, dev=1, test=2),
+            ScenesSpec(seed=78, train=4, dev=1, test=2),
+            ScenesSpec(),
+        )
     }
     assert len(names) == 4
-    assert TINY.folder_name() == Recipe(seed=78, train=3, dev=1, test=2).folder_name()
+    assert TINY.folder_name() == ScenesSpec(seed=78, train=3, dev=1, test=2).folder_name()
 
 
 # -- bad input and the command ---------------------------------------------------------------------------------
@@ -226,14 +231,14 @@ def test_bad_input_is_one_clear_error(cache, tmp_path, monkeypatch):
     with pytest.raises(ItmError, match="split 'val', expected one of train, dev, test"):
         load_scenes("val", TINY)
     with pytest.raises(ItmError, match="0 images, expected at least 1"):
-        scenes_folder(Recipe(train=0))
+        scenes_folder(ScenesSpec(train=0))
     with pytest.raises(ItmError, match="itm scenes train-regions"):
         load_net(tmp_path / "none.safetensors")
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("ITM_CACHE", str(blocked / "below"))
     with pytest.raises(ItmError, match="ITM_CACHE"):
-        scenes_folder(Recipe(seed=81, train=1, dev=1, test=1))
+        scenes_folder(ScenesSpec(seed=81, train=1, dev=1, test=1))
 
 
 def test_the_cache_folder_can_be_chosen(monkeypatch, tmp_path):
@@ -246,7 +251,7 @@ def test_the_cache_folder_can_be_chosen(monkeypatch, tmp_path):
 def test_the_command_builds_and_shows(cache, tmp_path, monkeypatch):
     import itm_lab.scenes.build as build
 
-    monkeypatch.setattr(build, "Recipe", lambda: SMALL)  # the full dataset would take too long here
+    monkeypatch.setattr(build, "ScenesSpec", lambda: SMALL)  # the full dataset would take too long here
     run = CliRunner().invoke(app, ["build"])
     fingerprints = [open_split(scenes_folder(SMALL), name).identity()["fingerprint"][:16] for name in SPLITS]
     assert run.exit_code == 0 and all(found in run.output for found in fingerprints)

@@ -19,6 +19,10 @@ from itm_utils.errors import ItmError
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "vsepp/scenes/after_warmup"
+EXPERIMENTS = """
+base: {teach: false, dataset: scenes, device: cpu, seeds: 5-9}
+datasets: {scenes: {variants: {after_warmup: {variant: VSE++ hardest after warm-up}}}}
+"""
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ def checkout(tmp_path: Path) -> Path:
     for folder in ("notebooks", "experiments", "itm_lab", "receipts/01_vsepp", "runs"):
         (root / folder).mkdir(parents=True)
     (root / "notebooks/01_vsepp.ipynb").write_bytes((ROOT / "notebooks/01_vsepp.ipynb").read_bytes())
-    (root / "experiments/vsepp.yaml").write_bytes((ROOT / "experiments/vsepp.yaml").read_bytes())
+    (root / "experiments/vsepp.yaml").write_text(EXPERIMENTS)
     for file in ("pyproject.toml", "README.md", "itm_lab/code.py", "receipts/01_vsepp/a.json", "runs/README.md"):
         (root / file).write_text("as committed\n")
     call(root, "init", "-q")
@@ -71,6 +75,21 @@ def test_what_is_a_change(checkout: Path, path: str, counts: bool) -> None:
     call(checkout, "add", "-A")
     staged = counts or path in ("notes.txt",) or path.startswith(("runs/", "data/"))
     assert code_of(Paths(checkout)) == Code(before.commit, not staged)
+
+
+def test_a_receipt_that_replaces_one_of_the_old_protocol_is_no_change(checkout: Path) -> None:
+    """A queue that replaces old receipts would otherwise make its own later runs unclean."""
+    old, new = checkout / "receipts/01_vsepp/old.json", checkout / "receipts/01_vsepp/new.json"
+    for path, schema in ((old, 3), (new, 4)):
+        path.write_text(f'{{\n "schema": {schema},\n "seed": 5\n}}\n')
+        path.with_suffix(".npz").write_bytes(b"ranks")
+    call(checkout, "add", "-A")
+    call(checkout, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "-m", "Receipts")
+    for path in (old, old.with_suffix(".npz")):
+        path.write_text("replaced")
+    assert changed_files(checkout) == [] and code_of(Paths(checkout)).clean
+    new.with_suffix(".npz").write_bytes(b"other ranks")
+    assert changed_files(checkout) == ["receipts/01_vsepp/new.npz"]
 
 
 def test_a_deleted_file_is_a_change(checkout: Path) -> None:

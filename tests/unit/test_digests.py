@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from toy_dataset import write_toy_dataset
 
-from itm_lab.scenes import Recipe, scenes_folder
+from itm_lab.scenes import ScenesSpec, scenes_folder
 from itm_lab.scenes import identity as scenes_identity
 from itm_utils import digests
 from itm_utils.data.batches import PairDataset, WordCaptions
@@ -213,7 +213,7 @@ def test_a_run_refuses_to_go_on_with_other_data_under_its_path(data: Path, tmp_p
 
 @pytest.fixture
 def scenes(own_cache: Path) -> Path:
-    return scenes_folder(Recipe(seed=79, train=3, dev=1, test=4))
+    return scenes_folder(ScenesSpec(seed=79, train=3, dev=1, test=4))
 
 
 def test_last_digits_of_features_do_not_identify_scenes(scenes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_what_is_the_same_on_every_machine_identifies_scenes(scenes: Path, kind:
 def test_pixels_and_the_frozen_network_identify_scenes(scenes: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(scenes_identity, "check_features", lambda split: None)
     known = {fingerprint(scenes, "test")}
-    change_row(scenes / "test_pictures.npy", 3)
+    change_row(scenes / "test_pixels.npy", 3)
     known.add(fingerprint(scenes, "test"))
     other = tmp_path / "regions.safetensors"
     other.write_bytes(scenes_identity.WEIGHTS.read_bytes() + b" ")

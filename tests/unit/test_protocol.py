@@ -12,9 +12,12 @@ import pytest
 
 from itm_lab.evidence.ledger import Ledger
 from itm_lab.evidence.planned import planned_seeds, seeds_of
-from itm_lab.evidence.protocol import check_protocol, collapsed, late_gain
+from itm_lab.evidence.protocol import DOUBLED, ModelControl, check_protocol, collapsed, late_gain, model_of
 from itm_lab.evidence.statistics import Estimate, Interval, seed_estimate, two_way_estimate
 from itm_lab.evidence.verdicts import ComparisonResult, after_holm, evaluate, verdict_of
+from itm_lab.experiments.experiment_files import Experiment, read_experiments, read_seeds, twin_seeds
+from itm_lab.experiments.runner import make_jobs
+from itm_lab.experiments.trial_queue import read_queue
 from itm_lab.publish.ledger_pages import dataset_of, variant_of
 from itm_lab.records.rules import RECALLS, Comparison, comparisons
 from tests.checked_receipts import FLAT, search, stage, training
@@ -127,6 +130,34 @@ def test_a_baseline_with_as_many_runs_beside_a_search_is_searched_equally() -> N
     assert check_protocol(ONE, runs, {}, NUMBERS, {search()["record"]: "C"}).failed
 
 
+def test_searches_share_the_runs_of_their_baseline() -> None:
+    """Three constraints are searched beside one baseline: it has the runs of one of them, and so has each of them."""
+    searches = [search(record=f"11_ccr_ccs/choices/{name}.json", grid={"ccr_weight": [0.1, 1.0]}) for name in "abc"]
+    runs = {name: {5: run(search=[one])} for name, one in zip("ABC", searches, strict=True)} | {
+        "D": {5: run(search=[])}
+    }
+    terms = tuple((name, "rsum") for name in runs)
+    beside = {one["record"]: "D" for one in searches}
+    assert not check_protocol(Comparison(terms[:2], terms[2:], (), {"above": 0}), runs, {}, NUMBERS, beside).failed
+
+
+def test_further_values_of_a_ladder_are_no_more_effort() -> None:
+    """The planned grid counts: a ladder goes on where its best value lies at an end, for whatever variant that happens."""
+    assert not checked(search=[search(runs=10, planned=6)]).failed
+    assert "searched unequally: A with 6 runs, B with 12 runs" in checked(search=[search(runs=12, planned=12)]).failed
+
+
+def test_each_stage_may_have_a_learning_rate_of_its_own() -> None:
+    """Both are searched as often as the one of a training of one stage; any other setting comes on top."""
+    second = search(grid={"inter_learning_rate": [0.0005, 0.001, 0.002]}, record="09_dcpa/choices/two.json")
+    assert not checked(search=[search(), second]).failed
+    assert (
+        checked(search=[search(), second | {"runs": 8}]).failed[0] == "searched unequally: A with 6 runs, B with 8 runs"
+    )
+    margin = search(grid={"margin": [0.1, 0.2]}, record="09_dcpa/choices/margin.json")
+    assert checked(search=[search(), margin]).failed[0] == "searched unequally: A with 6 runs, B with 12 runs"
+
+
 def test_a_gain_is_that_of_the_smoothed_running_best_over_the_last_quarter() -> None:
     assert late_gain(stage(FLAT), NUMBERS) == 0
     assert late_gain(stage([*FLAT[:-1], 290.0]), NUMBERS) == pytest.approx(5)  # one lucky validation counts by half
@@ -152,6 +183,31 @@ def test_a_double_control_that_moves_the_test_rsum_says_that_nothing_had_converg
     assert checked(doubled=moved).failed == ("B had not converged: twice the captions moved its test rsum by +9.0",)
     short = good | {"B": run()}
     assert checked(doubled=short).failed == ("the control of B saw 1.0 times the captions, not twice",)
+
+
+def test_one_control_speaks_for_the_variants_of_its_model() -> None:
+    control = run(training=training(stage(captions=24_000)))
+    model = ModelControl("M", {5: run()}, control)
+    runs = {"A": {5: run()}, "B": {5: run(search=[search()])}}
+    found = check_protocol(ONE, runs, {"A": control}, NUMBERS, models={"B": model})
+    assert found.failed == () and found.missing == ()
+    moved = model._replace(control=control | {"metrics": {"rsum": {"value": 310.0}}})
+    found = check_protocol(ONE, runs, {}, NUMBERS, models={"A": moved, "B": moved})
+    assert found.failed == ("M had not converged: twice the captions moved its test rsum by +10.0",)
+
+
+def test_the_longest_beginning_says_which_model_a_variant_is_of() -> None:
+    controls = NUMBERS["doubled_controls"]
+    for variant, model in (
+        ("DCPA K one", "DCPA"),
+        ("DCPA intra global batch 16", "DCPA intra"),
+        ("DCPA GRU", "DCPA GRU"),
+        ("DCPA intra GRU", "DCPA intra"),
+    ):
+        assert model_of(variant, controls["09_dcpa"]) == model
+    assert model_of("VSRN OnlineQuin", controls["10_aoq"]) == "VSRN AdapOffQuin"  # a word is whole
+    assert model_of("VSRN online larger batch", controls["10_aoq"]) == "VSRN online short"
+    assert model_of("PFAN baseline", controls["11_ccr_ccs"]) is None
 
 
 def test_a_training_that_is_not_recorded_is_a_missing_check() -> None:
@@ -220,6 +276,101 @@ def test_more_seeds_where_the_protocol_asks_for_them() -> None:
     assert BOOK.needed(of[0], "f30k", 3) == 3
     for variant in main:
         assert BOOK.chapter_of(variant)
+
+
+def scenes_comparisons() -> Iterator[tuple[str, Comparison, int]]:
+    for name, rule in BOOK.rules.items():
+        if least := rule.get("datasets", {}).get("scenes"):
+            for plan in comparisons(rule, "scenes"):
+                yield name, plan, BOOK.needed(plan, "scenes", least)
+
+
+NOT_BUILT = {"MMCA trainable text", "SCAN CCS other phrases"}  # their chapters have no parameter for them yet
+
+
+def test_every_comparison_on_scenes_has_its_planned_runs() -> None:
+    """Every variant of a rule is in the experiment files, with as many seeds as its rule or the protocol asks for."""
+    planned = {variant for _, variant, dataset in BOOK.plan if dataset == "scenes"}
+    lacking = set()
+    for name, plan, need in scenes_comparisons():
+        lacking |= (missing := set(plan.variants) - planned)
+        if not missing:
+            assert len(BOOK.seeds(plan, "scenes", need)) >= need, f"{name}: {plan}"
+    assert lacking == NOT_BUILT
+    for number, variants in NUMBERS["more_seeds"]["scenes"].items():
+        for variant in variants:
+            assert len(seeds_of(BOOK.plan, BOOK.chapter_of(variant), variant, "scenes") or ()) >= number, variant
+
+
+def test_every_variant_on_scenes_has_a_control_with_twice_the_captions() -> None:
+    """Its own or that of its model, with the settings of the variant it doubles."""
+    known = {(one.chapter, one.settings["variant"]): one for one in scenes_experiments()}
+    ensembles = {(one.chapter, name) for one in known.values() for name in (one.ensemble, one.twins)}
+    for _, plan, _ in scenes_comparisons():
+        for variant in set(plan.variants) - NOT_BUILT:
+            chapter = BOOK.chapter_of(variant)
+            if (chapter, variant) in ensembles:  # their members are checked
+                continue
+            model = model_of(variant, NUMBERS["doubled_controls"][chapter])
+            assert model and (chapter, DOUBLED.format(model)) in known, variant
+    for (chapter, variant), one in known.items():
+        if variant.endswith(" doubled"):
+            single, double = known[chapter, variant.removesuffix(" doubled")].values(), one.values()
+            changed = {name for name in double if double[name] != single[name]} - {"variant", "run_dir"}
+            lengths = {"epochs", "first_epochs", "inter_epochs"} & changed
+            assert changed <= lengths | {"stage_one", "round_one", "online_run", "baseline"}, variant
+            assert all(double[name] == 2 * single[name] for name in lengths) and lengths, variant
+
+
+def test_no_run_on_scenes_is_there_for_nothing() -> None:
+    """A variant that no rule asks for says that it is judged by none."""
+    asked = {variant for _, plan, _ in scenes_comparisons() for variant in plan.variants}
+    for one in scenes_experiments():
+        variant = one.settings["variant"].removesuffix(" doubled")
+        judged = variant in asked or {one.ensemble, one.twins} & asked
+        assert judged or "judged by no rule" in one.note, one.name
+
+
+def test_variants_of_one_comparison_see_as_many_captions() -> None:
+    """As planned: the protocol checks it again when the runs are there."""
+    known = {one.settings["variant"]: one for one in scenes_experiments()}
+    for name, plan, _ in scenes_comparisons():
+        said = {key: plan.declared.get(key) for key in ("budget", "checks")}
+        if said["budget"] == "unequal" or said["checks"] == "none" or set(plan.variants) - known.keys():
+            continue
+        seen = {variant: passes(known[variant], said["budget"] == "last stage") for variant in plan.variants}
+        assert len(set(seen.values())) == 1, f"{name}: {seen}"
+
+
+def passes(experiment: Experiment, last_stage: bool) -> float:
+    """Passes over the training captions in all stages of a run that count for it."""
+    (job,) = make_jobs(experiment, None, {})
+    trained = job.stages(vocabulary_size=1, image_dim=1)
+    lent = job.parameters.get("kind") == "online" and job.parameters.get("start") == "scratch"
+    counted = [stage.config.epochs for stage in trained if not (stage.mines and lent)]
+    return sum(counted[-1:] if last_stage else counted)
+
+
+def scenes_experiments() -> list[Experiment]:
+    return [one for name, one in read_experiments(ROOT).items() if name.split("/")[1] == "scenes"]
+
+
+def test_the_queue_has_every_run_that_a_rule_on_scenes_needs() -> None:
+    wanted: dict[tuple[str, str], set[int]] = {}
+    for entry in read_queue(ROOT, ROOT / "experiments/queue.yaml"):
+        for one in entry.experiments:
+            seeds = set(read_seeds(entry.seeds or one.seeds))
+            wanted.setdefault((one.chapter, one.settings["variant"]), set()).update(seeds)
+    asked = {variant for _, plan, _ in scenes_comparisons() for variant in plan.variants}
+    for one in scenes_experiments():
+        variant = one.settings["variant"]
+        if variant in asked or {one.ensemble, one.twins} & asked or variant.endswith(" doubled"):
+            assert wanted.get((one.chapter, variant)) == set(read_seeds(one.seeds)), one.name
+
+
+def test_a_mean_of_twins_has_the_seeds_of_the_first_of_them() -> None:
+    assert twin_seeds([5, 6, 20, 21]) == {5: 20, 6: 21}
+    assert seeds_of(BOOK.plan, "02_scan", "SCAN twin ensemble AVG", "scenes") == (5, 6, 7, 8, 9)
 
 
 # ---------------------------------------------------------------------------------------------- statistics

@@ -74,7 +74,7 @@ def test_the_numbers_in_the_text(page, dataset, probes):
     statistics, oracle, regions = dataset["statistics"], dataset["oracle"], dataset["regions"]
     expected = [
         f"{statistics['families']} families in all",
-        f"{dataset['recipe']['knobs']['regions']} boxes a picture",
+        f"{dataset['spec']['knobs']['regions']} boxes a picture",
         f"({regions['toys_found']:.1f} % of them with an IoU above 0.5)",
         f"has {regions['relevant_regions_a_phrase']:.1f} relevant regions on average",
         f"({dataset['weights_kilobytes']} kB)",
@@ -87,7 +87,7 @@ def test_the_numbers_in_the_text(page, dataset, probes):
         f"| different captions | {statistics['different_captions']:,} of {statistics['captions']:,} |",
         f"| words a caption, mean | {statistics['words_a_caption']['mean']:.1f} |",
         f"| noun phrases a caption | {statistics['phrases_a_caption']:.2f} |",
-        f"made with seed {dataset['recipe']['seed']},",
+        f"made with seed {dataset['spec']['seed']},",
         f"| toys a noun phrase | {statistics['toys_a_phrase']:.2f} |",
         "| pictures (train / dev / test) | " + " / ".join(f"{n:,}" for n in statistics["pictures"].values()),
         "size | " + " / ".join(f"{statistics['phrases_with'][name]:.0f} %" for name in ("colour", "pattern", "size")),
@@ -105,6 +105,20 @@ def test_the_frozen_bert(page, probes):
     assert f"against {fmean(probes['attention']['rsum']):.0f} with word vectors of its own" in page
 
 
+def test_attention_has_room(page, dataset):
+    """Far above chance, far below attention on the right boxes: measured on the seed of the design."""
+    headroom = read("scenes_headroom.json")
+    found = headroom["attention"]["0.5"]
+    assert 45 <= found["f1"] <= 70
+    assert found["chance"] <= found["f1"] / 2
+    assert found["right_boxes"] >= 90
+    assert headroom["train"] == dataset["spec"]["train"]
+    assert f"on {5 * headroom['train'] * headroom['epochs']:,} captions." in page
+    assert f"reach an F1 of {found['f1']:.1f} (IoU above 0.5)" in page
+    assert f"attends to every region has {found['chance']:.1f}," in page
+    assert f"to the best box of each toy {found['right_boxes']:.1f}." in page
+
+
 def test_the_knobs_table(page):
     knobs = read("scenes_knobs.json")
     assert f"; {knobs['train']} training pictures" in page
@@ -119,10 +133,10 @@ def test_it_is_the_dataset_of_this_code(dataset):
     """The measured recipe is the default one. (That its bytes are the same is pinned in test_scenes_world.)"""
     from dataclasses import asdict
 
-    from itm_lab.scenes import Recipe
+    from itm_lab.scenes import ScenesSpec
     from itm_lab.scenes.build import VERSION
 
-    assert dataset["recipe"] == asdict(Recipe()) and VERSION == 1
+    assert dataset["spec"] == asdict(ScenesSpec()) and VERSION == 2
     assert dataset["build_seconds"] <= 90
 
 
