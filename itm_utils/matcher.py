@@ -293,11 +293,12 @@ class Matcher(nn.Module):
 
     tile: bytes of pairs that are best worked on at once on a CPU, where what a pair leaves in the cache is read again;
     None if a model does not care.
-    compiles: False if the parameter ``compiled`` is an error for this model, because torch.compile would not end.
+    compiles: methods of encoded images and captions that the parameter ``compiled`` sends through torch.compile; none if
+    it is an error for this model, because compiling would not end.
     """
 
     tile: ClassVar[int | None] = None
-    compiles: ClassVar[bool] = True
+    compiles: ClassVar[tuple[str, ...]] = ("score", "score_pairs")
 
     config: dict[str, Any]
 

@@ -25,8 +25,9 @@ from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.mmca import (
     HardNegativeTripletLoss,
     additive_mask,
+    all_pair_logits,
     attend,
-    attend_all_pairs,
+    weighted_values,
 )
 from itm_utils.models.saem import MultiHeadAttention, TextCNN, TransformerLayer
 from itm_utils.models.scan import encode_words
@@ -211,8 +212,8 @@ def decode_all_pairs(
 ) -> Tensor:
     """The same for all pairs of m items of source and n of memory: (m, n, k, d)."""
     own, other = source.extra_local, memory.extra_local
-    keys_values = (other["key"], other["value"])
-    attended, _ = attend_all_pairs(own["query"], *keys_values, memory.mask)
+    logits = all_pair_logits(own["query"], other["key"], memory.mask)
+    attended = weighted_values(logits.softmax(dim=2), other["value"])
     return decoder.attention_output(own["phrase"][:, None], attended)
 
 

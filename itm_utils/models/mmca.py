@@ -67,6 +67,18 @@ def attend(
     return attended, logsumexp[..., 0].mT
 
 
+def all_pair_logits(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    """Logits (h, n, k, m, q) of queries (m, q, h, e) with keys (n, k, h, e)."""
+    # keys before queries: a softmax along an axis that is not the last is faster
+    logits = torch.einsum("nkhe,mqhe->hnkmq", keys, queries)
+    return logits + additive_mask(mask, logits)[..., None, None]
+
+
+def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
+    """Attended values (m, n, q, h, e) of all pairs; weights (h, n, k, m, q)."""
+    return torch.einsum("hnkmq,nkhe->mnqhe", weights, values)
+
+
 def attend_all_pairs(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -74,11 +86,9 @@ def attend_all_pairs(
 
     Returns attended values (m, n, q, h, e) and the log-sum-exp (m, n, q, h).
     """
-    # keys before queries: a softmax along an axis that is not the last is faster
-    logits = torch.einsum("nkhe,mqhe->hnkmq", keys, queries)
-    logits = logits + additive_mask(mask, logits)[..., None, None]
+    logits = all_pair_logits(queries, keys, mask)
     weights = logits.softmax(dim=2)
-    attended = torch.einsum("hnkmq,nkhe->mnqhe", weights, values)
+    attended = weighted_values(weights, values)
     # a weight is exp(logit - logsumexp): the largest one gives it, without more exp
     logsumexp = logits.amax(dim=2) - weights.amax(dim=2).log()
     return attended, logsumexp.permute(2, 1, 3, 0)
@@ -175,12 +185,11 @@ class PairTextCNN(TextCNN):
         for window, conv in enumerate(self.convs, start=1):
             positions = tokens.shape[1] - window + 1
             bias = cast(Tensor, conv.bias)
-            responses = sum(
-                next(taps)[:, start : start + positions] for start in range(window)
-            )
             inside = self.positions(lengths, window)  # (b, 1)
             outside = torch.arange(positions, device=mask.device) >= inside
-            responses = responses + torch.where(outside, -math.inf, 0.0)[..., None]
+            silent = torch.where(outside, -math.inf, 0.0)[..., None]
+            shifted = (next(taps)[:, n : n + positions] for n in range(window))
+            responses = sum(shifted, start=silent)
             pooled.append((responses.amax(dim=1) + bias).relu())
         return torch.cat(pooled, dim=1)
 
@@ -318,7 +327,7 @@ class MMCA(Matcher):
     mean of the regions replaces them.
     """
 
-    compiles = False  # not done after 15 minutes of torch.compile
+    compiles = ("score_tile", "score_pairs")  # ``score`` itself only loops over tiles
 
     def __init__(
         self,
@@ -378,6 +387,11 @@ class MMCA(Matcher):
         prepared = layer.prepare(words, mask) if self.uses_cross_score else {}
         return Texts(words, mask, c0, extra_local=prepared, lengths=batch.lengths)
 
+    def score_tile(self, images: Images, texts: Texts) -> Tensor:
+        """The second score of all pairs (i, c), at once."""
+        i1, c1 = self.cross_attention.encode_all_pairs(images, texts)
+        return torch.einsum("icd,icd->ic", i1, c1)
+
     def cross_scores(self, images: Images, texts: Texts) -> Tensor:
         """The second score of all pairs (i, c), on a CPU tile by tile."""
         if self.cross_attention.transformer.blocks == "self":
@@ -388,9 +402,7 @@ class MMCA(Matcher):
             rows, columns = block_shape(self, images, texts, TILE)
 
         def tile(i: int, c: int) -> Tensor:
-            part = images[i : i + rows], trim(texts[c : c + columns])
-            i1, c1 = self.cross_attention.encode_all_pairs(*part)
-            return torch.einsum("icd,icd->ic", i1, c1)
+            return self.score_tile(images[i : i + rows], trim(texts[c : c + columns]))
 
         starts = range(0, len(texts), columns)
         bands = [[tile(i, c) for c in starts] for i in range(0, len(images), rows)]

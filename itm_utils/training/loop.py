@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from itm_utils.data.batches import PairDataset, ResumableBatches, pair_loader
 from itm_utils.errors import ItmError, input_error
 from itm_utils.files import write_text
-from itm_utils.matcher import Matcher, PairBatch
+from itm_utils.matcher import Encoded, Images, Matcher, PairBatch, Texts
 from itm_utils.progress import bar
 from itm_utils.training import checkpoints
 from itm_utils.training.schedule import TrainConfig, lr_multiplier
@@ -360,7 +360,7 @@ class _Run:
 
 @contextmanager
 def compiled_scores(model: Matcher, wanted: bool) -> Iterator[None]:
-    """Temporarily compile the pairwise scoring methods, for any number of pairs and words.
+    """Temporarily compile the methods that score pairs, those that ``model.compiles`` names.
 
     Not for good: a copy of the model would call the compiled methods of the original. Each method is compiled at most
     ``COMPILATIONS`` times; calls that would need more run as before.
@@ -370,15 +370,39 @@ def compiled_scores(model: Matcher, wanted: bool) -> Iterator[None]:
         return
     if not model.compiles:
         raise input_error("compiled", f"true for {type(model).__name__}", "false: compiling this model does not end")
-    names = ("score", "score_pairs")
-    for name in names:
-        setattr(model, name, torch.compile(getattr(model, name), dynamic=True))
+    for name in model.compiles:
+        setattr(model, name, _compiled(getattr(model, name)))
     try:
         with torch._dynamo.config.patch(recompile_limit=COMPILATIONS):
             yield
     finally:
-        for name in names:
+        for name in model.compiles:
             delattr(model, name)
+
+
+def _compiled(score: Callable[[Images, Texts], Any]) -> Callable[[Images, Texts], Any]:
+    """A method of two encoded sides, compiled for any number of items and positions, and for their widths as they are.
+
+    With widths as unknowns too (``dynamic=True``) MMCA's cross score was not done after 15 minutes.
+    """
+    compiled = torch.compile(score)
+
+    def call(images: Images, texts: Texts) -> Any:
+        for side in (images, texts):
+            _mark_sizes(side)
+        return compiled(images, texts)
+
+    return call
+
+
+def _mark_sizes(side: Encoded) -> None:
+    """Tell the compiler that the numbers of items and of their positions may change."""
+    by_item = (side.pooled, side.lengths, *side.extra.values())
+    by_position = (side.local, side.mask, *side.extra_local.values())
+    for axes, tensors in (((0,), by_item), ((0, 1), by_position)):
+        for tensor in tensors:
+            if tensor is not None:
+                torch._dynamo.maybe_mark_dynamic(tensor, axes)
 
 
 def _described(objective: Callable[..., Any]) -> dict[str, Any]:

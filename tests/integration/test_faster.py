@@ -20,6 +20,7 @@ from itm_utils.matcher import Matcher, OfflineNegatives, PairBatch
 from itm_utils.models.bfan import BFAN
 from itm_utils.models.dcpa import DCPA, IntraPAM
 from itm_utils.models.keeping_score import MeanPool
+from itm_utils.models.mmca import MMCA, HardNegativeTripletLoss
 from itm_utils.models.pfan import PFAN
 from itm_utils.models.saem import SAEM
 from itm_utils.models.scan import SCAN
@@ -56,13 +57,13 @@ GROUPED = [
     pytest.param(SGRAF, {"head": "SAF"}, id="SAF"),
     pytest.param(SGRAF, {"head": "SGR"}, id="SGR"),
 ]
-STAGES = [pytest.param(matcher, {}, id=matcher.__name__) for matcher in (IntraPAM, DCPA)]  # what chapter 09 trains
+STAGES = [pytest.param(matcher, {}, id=matcher.__name__) for matcher in (MMCA, IntraPAM, DCPA)]  # of chapters 08 and 09
 OTHERS = [pytest.param(matcher, {}, id=matcher.__name__) for matcher in (MeanPool, VSEPP, VSRN, SAEM)]
 
 
 @COMPILER
 @pytest.mark.slow
-@pytest.mark.parametrize(("matcher", "options"), [*GROUPED, *OTHERS])
+@pytest.mark.parametrize(("matcher", "options"), [*GROUPED, *OTHERS, pytest.param(MMCA, {}, id="MMCA")])
 def test_compiled_scores(matcher: type[Matcher], options: dict[str, Any], any_pairs: PairDataset) -> None:
     """Every number of groups of captions is compiled anew: here there is one."""
     model = made(matcher, any_pairs, **options).eval()
@@ -75,7 +76,7 @@ def test_compiled_scores(matcher: type[Matcher], options: dict[str, Any], any_pa
             compiled = [scores_of(model, batch) for batch in batches]
     for one, other in zip(eager, compiled, strict=True):
         assert (one - other).abs().max() <= promised("compiled=true")
-    assert not {"score", "score_pairs"} & set(vars(model))  # a copy of the model must not call the original's
+    assert not {*model.compiles} & set(vars(model))  # a copy of the model must not call the original's
 
 
 @pytest.mark.slow
@@ -101,7 +102,7 @@ def test_compiling_ends(
 
 def test_a_model_may_refuse_to_be_compiled(any_pairs: PairDataset) -> None:
     class Endless(VSEPP):
-        compiles = False
+        compiles = ()
 
     model = made(Endless, any_pairs)
     with compiled_scores(model, False):
@@ -125,6 +126,27 @@ def test_a_training_may_be_compiled_and_go_on_without(any_pairs: PairDataset, tm
     torch.testing.assert_close(*ends, rtol=0, atol=1e-3)
     again = train(made(VSEPP, any_pairs), HingeTriplet(), any_pairs, config, tmp_path / "1")  # compiled before
     assert [record["step"] for record in again.log] == [1, 2, 3, 4]
+
+
+@COMPILER
+@pytest.mark.slow
+def test_a_compiled_step_with_selected_negatives(any_pairs: PairDataset) -> None:
+    """MMCA selects tile by tile and scores pairs with gradients: a graph each, for batches of other sizes too."""
+    model, loss_of = made(MMCA, any_pairs), HardNegativeTripletLoss()
+    batches = [any_pairs[list(range(start, start + pairs))] for start, pairs in ((0, 5), (20, 7), (60, 6))]
+
+    def gradients(batch: PairBatch) -> torch.Tensor:
+        loss, _ = loss_of(model, batch)
+        found = torch.autograd.grad(loss, list(model.parameters()))
+        return torch.cat([loss.detach()[None], *(gradient.flatten() for gradient in found)])
+
+    eager = [gradients(batch) for batch in batches]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with compiled_scores(model, True):
+        compiled = [gradients(batch) for batch in batches]
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(model.compiles)
 
 
 def test_pinned_batches_hold_the_same_numbers(any_pairs: PairDataset, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import small
 from mmca_weights import ALPHA, HEADS, IMAGE_DIM, TOKEN_DIM, WIDTH, public_weights
 from notebook_cells import cells_of, run_cells
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from itm_lab.parity.adapters.mmca import NAMES, load
 from itm_lab.parity.comparison import our_name
 from itm_lab.records.old_names import modern_parameters
 from itm_lab.records.parameters import declared_parameters
-from itm_utils.data.batches import PairDataset
 from itm_utils.data.phrases import Phrase
 from itm_utils.data.precomp import open_split
 from itm_utils.errors import ItmError
@@ -50,7 +48,6 @@ from itm_utils.models.scan import SCAN
 from itm_utils.models.vsepp import VSEPP, HingeTriplet, hinge_loss
 from itm_utils.scoring import score_all
 from itm_utils.training import train_config
-from itm_utils.training.loop import TrainConfig, train
 
 LENGTHS = [5, 1, 2, 3]  # one and two tokens are fewer than the widest window
 REGIONS = [[1, 1, 1, 1], [1, 0, 1, 1], [0, 0, 1, 0], [1, 1, 0, 0]]  # holes too: a mask need not be a beginning
@@ -1067,15 +1064,6 @@ def test_unknown_options_are_named(more: dict, message: str) -> None:
 def test_a_budget_below_one_pair_is_named() -> None:
     with pytest.raises(ItmError, match="budget: found 10 bytes, expected at least"):
         HardNegativeTripletLoss(budget=10)(model(), six_pairs())
-
-
-def test_compiling_is_refused_before_any_step(any_pairs: PairDataset, tmp_path: Path) -> None:
-    """torch.compile of the cross score does not end; the message names parameter, model and what to write."""
-    config = TrainConfig(epochs=1, batch_size=2, learning_rate=0.1, schedule="constant", device="cpu", compiled=True)
-    message = "compiled: found true for MMCA, expected false: compiling this model does not end"
-    with pytest.raises(ItmError, match=message):
-        train(small(MMCA, 30, any_pairs.split.feature_dim), HardNegativeTripletLoss(), any_pairs, config, tmp_path)
-    assert not list(tmp_path.glob("step-*"))
 
 
 # ---------------------------------------------------------------- 8. attention
