@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState
-from accelerate.utils import DataLoaderConfiguration, set_seed
+from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs, set_seed
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from itm_utils import distributed
 from itm_utils.data.batches import PairDataset, ResumableBatches, pair_loader
 from itm_utils.errors import ItmError, input_error
 from itm_utils.files import write_text
@@ -34,6 +40,13 @@ READ_EVERY = 20  # steps between two readings of losses and norms: whoever reads
 MEASURED = 20  # steps after which a long run says how long it will take
 WORTH_SAYING = 120  # seconds
 COMPILATIONS = 4  # of one scoring method: what changes with every batch would be compiled without end
+LOST = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Connection refused",
+)  # what gloo says of a process that is gone
+SAVE_REQUEST = "ITM_SAVE_REQUEST"  # environment: a file; where it appears, a checkpoint is written, and it is removed
 KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in case that one is damaged
 
 
@@ -41,7 +54,7 @@ KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in 
 class TrainResult:
     """log: the records of ``log.jsonl``. best: validation metrics of the chosen weights, with their step.
 
-    model: the one that was trained. captions_a_step: of all processes together.
+    model: the one that was trained. captions_a_step: the size of a batch.
     """
 
     log: list[dict[str, Any]]
@@ -60,7 +73,8 @@ class _Step(nn.Module):
         self.objective = objective
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, Mapping[str, float | Tensor]]:
-        return self.objective(self.model, batch)
+        """Loss and logs of a batch, of which each of several processes has its share."""
+        return self.objective(distributed.gathered(self.model), distributed.gather(batch, keep_features=True))
 
 
 def train(
@@ -78,8 +92,9 @@ def train(
     that was killed at any moment ends in the same weights as one that was not (bit for bit on a CPU; on a GPU as
     far as its kernels are deterministic). With ``validate`` the model ends with its best weights.
 
-    Started by ``torchrun`` or ``accelerate launch``, the processes take turns in the batches, and each looks for
-    negatives in its own: ``batch_size`` is that of one process.
+    Started by ``torchrun`` or ``accelerate launch``, every process has a share of each batch, and the loss is that of
+    the whole one (see :mod:`itm_utils.distributed`): ``batch_size`` is that of all processes, and a run may go on with
+    another number of them. Dropout then draws other random numbers than with one process.
 
     run_dir: receives ``log.jsonl``, ``best.safetensors`` and the newest checkpoints.
     provenance: what else must not change between two calls, besides model, objective, data and settings.
@@ -89,6 +104,12 @@ def train(
         return run.finish()
     except KeyboardInterrupt:
         print(f"interrupted at step {run.step}; the same call goes on from the last checkpoint in {run.folder}")
+        raise
+    except RuntimeError as error:
+        if distributed.processes() > 1 and any(sign in str(error) for sign in LOST):
+            found = f"that another process has ended, at step {run.step}"
+            hint = "Its own output says why. The same call goes on from the last checkpoint."
+            raise input_error(run.folder, found, f"all {distributed.processes()} to go on", hint) from error
         raise
 
 
@@ -118,6 +139,7 @@ class _Run:
         self.folder, self.validate, self.provenance = folder, validate, provenance
         self.step, self.best, self.best_weights, self.log, self.seconds = 0, {}, {}, [], 0.0
         self.unread, self.whole = [], []
+        self.request = Path(os.environ[SAVE_REQUEST]) if SAVE_REQUEST in os.environ else None
         self.provenance |= data.identity() | {"objective": _described(objective)}
         set_seed(config.seed)
         # Two runs of one process may differ in device or precision; the library remembers the first otherwise.
@@ -125,19 +147,42 @@ class _Run:
         precision = "no" if config.precision == "fp32" else config.precision
         loading = DataLoaderConfiguration(non_blocking=True)
         cpu = config.device == "cpu"
-        self.accelerator = Accelerator(cpu=cpu, mixed_precision=precision, dataloader_config=loading)
-        self.main = self.accelerator.is_main_process
+        # Weights without a gradient: of a part that a stage does not train. Batch norms agree without being sent.
+        synchronised = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
+        self.accelerator = Accelerator(
+            cpu=cpu, mixed_precision=precision, dataloader_config=loading, kwargs_handlers=[synchronised]
+        )
+        self.main, self.several = self.accelerator.is_main_process, self.accelerator.num_processes > 1
+        if self.several:
+            self.data = data = self._share_of(data)
         loader = pair_loader(data, config.batch_size, config.seed, config.num_workers, pin=self.device.type == "cuda")
         assert isinstance(loader.batch_sampler, ResumableBatches)
         self.sampler = loader.batch_sampler
-        self.steps_per_epoch = len(self.sampler) // self.accelerator.num_processes
-        if self.steps_per_epoch == 0:
-            found = f"{config.batch_size}, less than one batch a process"
-            raise input_error("batch_size", found, "more data or smaller batches")
+        self.steps_per_epoch = len(self.sampler)
         model.to(self.device)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.Adam(self.trained, lr=config.learning_rate)
-        self.forward, self.optimizer, self.loader = self.accelerator.prepare(_Step(model, objective), optimizer, loader)
+        self.forward, self.optimizer = self.accelerator.prepare(_Step(model, objective), optimizer)
+        self.loader = self._prepared(loader)
+
+    def _share_of(self, data: PairDataset) -> PairDataset:
+        """The same data, of whose batches this process loads its share."""
+        count, least = self.accelerator.num_processes, distributed.LEAST * self.accelerator.num_processes
+        if self.config.batch_size < least:
+            expected = f"at least {least}, {distributed.LEAST} rows for each of {count} processes"
+            raise input_error("batch_size", str(self.config.batch_size), expected, "Start fewer processes.")
+        shared = copy(data)
+        shared.part = (self.accelerator.process_index, count)
+        return shared
+
+    def _prepared(self, loader: DataLoader) -> DataLoader:
+        """A loader whose batches arrive on the device."""
+        if not self.several:
+            return self.accelerator.prepare(loader)
+        # A share of every batch, uneven ones too; the library would give each process whole batches in turn.
+        return prepare_data_loader(
+            loader, self.device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
+        )
 
     def _lock_run_dir(self) -> AbstractContextManager:
         """Lock the run directory until the process exits."""
@@ -166,8 +211,7 @@ class _Run:
             self._train()
         if self.best:
             self.model.load_state_dict(self.best_weights)
-        captions = self.config.batch_size * self.accelerator.num_processes
-        return TrainResult(self.log, self.best, self.seconds, self.model, captions)
+        return TrainResult(self.log, self.best, self.seconds, self.model, self.config.batch_size)
 
     def _train(self) -> None:
         first, began = self.step, time.perf_counter()
@@ -175,7 +219,6 @@ class _Run:
         progress = bar(range(self.total_steps), "train", "step", initial=self.step)
         while self.step < self.total_steps:
             epoch, self.sampler.first_batch = divmod(self.step, self.steps_per_epoch)
-            self.sampler.first_batch *= self.accelerator.num_processes
             self.sampler.epoch = epoch
             changing: tuple[Any, ...] = (self.objective, self.data)  # as a warm-up, which reads no offline negatives
             for part in changing:
@@ -210,6 +253,8 @@ class _Run:
     def _train_step(self, batch: PairBatch) -> None:
         """One update. Nothing in it waits for the device: its numbers are read later, by ``_read_unread``."""
         self.model.train()
+        if self.several:  # the same random numbers everywhere, and after a resumption by any number of processes
+            torch.manual_seed(int(np.random.SeedSequence([self.config.seed, self.step]).generate_state(1)[0]))
         learning_rate = self.config.learning_rate * lr_multiplier(self.config, self.step / self.steps_per_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -254,13 +299,22 @@ class _Run:
     def _after_step(self) -> None:
         """Read, then validate, then save: a checkpoint holds all that happened up to its step."""
         validates = self.validate is not None and self._due(self.config.validate_every or self.steps_per_epoch)
-        saves = self._due(self.config.checkpoint_every)
+        asked = self._asked_to_save()
+        saves = asked or self._due(self.config.checkpoint_every)
         if validates or saves:
             self._read_unread()
         if validates:
             self._validate()
         if saves:
             self._save()
+        if asked and self.main and self.request is not None:
+            self.request.unlink(missing_ok=True)
+
+    def _asked_to_save(self) -> bool:
+        """Whether somebody who is about to end this process waits for a checkpoint. All processes ask in the same step."""
+        if self.request is None or not self._due(READ_EVERY):
+            return False
+        return bool(distributed.agreed(self.main and self.request.exists()))
 
     def _validate(self) -> None:
         assert self.validate is not None
