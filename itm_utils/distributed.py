@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn import functional as dist_functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from itm_utils.matcher import Attention, ImageBatch, Images, Matcher, PairBatch, Scores, TensorBatch, TextBatch, Texts
@@ -127,8 +126,29 @@ def gather_parts(batch: Batch, keep_features: bool = False) -> list[Batch]:
     note = lambda tensor: tensors.append(tensor) or tensor  # noqa: E731 - maps twice, over both kinds of fields
     batch._map(note, note)
     shapes = _gather_shapes(tensors)
-    parts = [_exchange(tensor, [of[n] for of in shapes], keep_features) for n, tensor in enumerate(tensors)]
-    return [_with_tensors(batch, [part[number] for part in parts]) for number in range(processes())]
+    kept = [n for n, one in enumerate(tensors) if keep_features and one.is_floating_point() and one.dim() > 2]
+    parts = [_others_as_nan(tensors, kept, of, number == rank()) for number, of in enumerate(shapes)]
+    for together in _same_kind(tensors, kept):  # few collectives: each waits for the slowest process
+        found = _exchange([tensors[n] for n in together], [[of[n] for n in together] for of in shapes])
+        for part, exchanged in zip(parts, found, strict=True):
+            part |= dict(zip(together, exchanged, strict=True))
+    return [_with_tensors(batch, [part[n] for n in range(len(tensors))]) for part in parts]
+
+
+def _others_as_nan(
+    tensors: Sequence[Tensor], kept: Sequence[int], shapes: Sequence[tuple[int, ...]], own: bool
+) -> dict[int, Tensor]:
+    """The tensors that stay where they are, by their number, and NaN for those of other processes."""
+    return {n: tensors[n] if own else tensors[n].new_full(shapes[n], math.nan) for n in kept}
+
+
+def _same_kind(tensors: Sequence[Tensor], kept: Sequence[int]) -> list[list[int]]:
+    """The numbers of the tensors that are sent, those of one type and device together."""
+    kinds: dict[Any, list[int]] = {}
+    for n, tensor in enumerate(tensors):
+        if n not in kept:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(n)
+    return list(kinds.values())
 
 
 def _with_tensors(batch: Batch, tensors: Sequence[Tensor]) -> Batch:
@@ -148,21 +168,59 @@ def _gather_shapes(tensors: Sequence[Tensor]) -> list[list[tuple[int, ...]]]:
     return [[tuple(row[: tensor.dim()]) for row, tensor in zip(one.tolist(), tensors, strict=True)] for one in found]
 
 
-def _exchange(tensor: Tensor, shapes: Sequence[tuple[int, ...]], keep_features: bool) -> list[Tensor]:
-    """This tensor of every process. shapes: what they have."""
-    if keep_features and tensor.is_floating_point() and tensor.dim() > 2:
-        return [tensor if n == rank() else tensor.new_full(shape, math.nan) for n, shape in enumerate(shapes)]
-    sizes = [math.prod(shape) for shape in shapes]
-    sent = tensor.byte() if tensor.dtype == torch.bool else tensor
-    padded = nn.functional.pad(sent.flatten(), (0, max(sizes) - sent.numel()))  # a collective wants equal sizes
-    if padded.requires_grad:
-        # torch's own: its gradient is the sum of what every process has for these rows
-        found = dist_functional.all_gather(padded, group=_group(padded))
-    else:
-        found = [torch.empty_like(padded) for _ in shapes]
-        dist.all_gather(found, padded.contiguous(), group=_group(padded))
-    parts = [part[:size].view(shape) for part, size, shape in zip(found, sizes, shapes, strict=True)]
-    return [part.bool() for part in parts] if tensor.dtype == torch.bool else parts
+def _exchange(tensors: Sequence[Tensor], shapes: Sequence[Sequence[tuple[int, ...]]]) -> list[list[Tensor]]:
+    """These tensors, of one type, of every process. shapes: what each process has."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    sizes = [[math.prod(shape) for shape in of] for of in shapes]
+    most = max(map(sum, sizes))  # a collective wants equal sizes
+    sent = nn.functional.pad(flat.byte() if flat.dtype == torch.bool else flat, (0, most - len(flat)))
+    found = _AllGather.apply(_group(sent), sent)
+    whole = [part.bool() if flat.dtype == torch.bool else part for part in found]
+    return [
+        [part.view(shape) for part, shape in zip(one[: sum(size)].split(size), of, strict=True)]
+        for one, size, of in zip(whole, sizes, shapes, strict=True)
+    ]
+
+
+class _AllGather(torch.autograd.Function):
+    """The tensors of all processes; the gradient of one is the sum of what every process has for it.
+
+    torch.distributed.nn.functional has the same, and is deprecated; what stands in for it is not in older versions.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, tensor: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        found = tuple(torch.empty_like(tensor) for _ in range(processes()))
+        dist.all_gather(list(found), tensor.contiguous(), group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        together = torch.stack(gradients)
+        if dist.get_backend(ctx.group) == "gloo":  # cannot scatter sums
+            dist.all_reduce(together, group=ctx.group)
+            return None, together[rank()]
+        own = torch.empty_like(gradients[0])
+        dist.reduce_scatter_tensor(own, together, group=ctx.group)
+        return None, own
+
+
+class _AllReduce(torch.autograd.Function):
+    """The sum over all processes, whose gradient is the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, tensor: Tensor) -> Tensor:
+        ctx.group = group
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return None, total
 
 
 def in_turns(items: Sequence[Item], work: Callable[[Item], Batch]) -> Iterator[Batch]:
@@ -208,7 +266,7 @@ _batch_norm_of_torch = nn.functional.batch_norm
 
 def sum_over_processes(tensor: Tensor) -> Tensor:
     """The sum of the tensors of all processes, with gradients."""
-    return dist_functional.all_reduce(tensor, group=_group(tensor))
+    return _AllReduce.apply(_group(tensor), tensor)
 
 
 def masked_moments(x: Tensor, mask: Tensor | None, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -323,6 +381,8 @@ class GatheredMatcher(Matcher):
         return self.shared(len(images), lambda rows: self.model.score(images[rows], texts))
 
     def score_pairs(self, images: Images, texts: Texts) -> Scores:
+        if any(getattr(module, "per_caption", False) for module in self.model.modules()):
+            return self.model.score_pairs(images, texts)  # what the norm remembers depends on the order of all captions
         return self.shared(len(images), lambda rows: self.model.score_pairs(images[rows], texts[rows]))
 
     def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:

@@ -63,9 +63,8 @@ class Request:
     def executor(self, folder: Path, name: str, after: Sequence[str]) -> Any:
         """submitit's executor for one job. after: jobs that must have ended before it starts."""
         executor = _submitit().AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
-        executor.update_parameters(
-            name=name, timeout_min=max(1, round(60 * self.hours)), nodes=1, tasks_per_node=1, gpus_per_node=self.gpus
-        )
+        gpus = {"gpus_per_node": self.gpus} if self.gpus else {}
+        executor.update_parameters(name=name, timeout_min=max(1, round(60 * self.hours)), nodes=1, **gpus)
         if self.cluster == "slurm":
             # "afterany": a stage that runs share may be trained by the second where the first has failed
             waits: dict[str, Any] = {"requeue": True}  # by SLURM itself, where a node is lost

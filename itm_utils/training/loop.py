@@ -45,7 +45,7 @@ LOST = (
     "reset by peer",
     "Broken pipe",
     "Connection refused",
-)  # what gloo says of a process that is gone
+)  # gloo's words for a process that is gone
 SAVE_REQUEST = "ITM_SAVE_REQUEST"  # environment: a file; where it appears, a checkpoint is written, and it is removed
 KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in case that one is damaged
 
@@ -147,8 +147,8 @@ class _Run:
         precision = "no" if config.precision == "fp32" else config.precision
         loading = DataLoaderConfiguration(non_blocking=True)
         cpu = config.device == "cpu"
-        # Weights without a gradient: of a part that a stage does not train. Batch norms agree without being sent.
-        synchronised = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
+        # Unused weights: those of a part that a stage or an objective leaves out.
+        synchronised = DistributedDataParallelKwargs(find_unused_parameters=True)
         self.accelerator = Accelerator(
             cpu=cpu, mixed_precision=precision, dataloader_config=loading, kwargs_handlers=[synchronised]
         )

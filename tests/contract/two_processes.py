@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from itm_utils import distributed
 from itm_utils.matcher import Encoded, Matcher, OfflineNegatives, PairBatch
-from itm_utils.models.aoq import KINDS, LossConfig, OfflineLoss
+from itm_utils.models.aoq import LossConfig, OfflineLoss
 from itm_utils.models.ccr_ccs import AttentionConstraintLoss
 from itm_utils.models.keeping_score import InBatchSoftmax
 from itm_utils.models.mmca import HardNegativeTripletLoss
 from itm_utils.models.vsepp import HingeTriplet
 
 HERE = Path(__file__).resolve()
-SMALL_BUDGET = 2**16  # bytes: pairs are scored in several chunks
+SMALL_BUDGET = 2**18  # bytes: pairs are scored in several chunks
 Objectives = dict[str, Callable[[], Any]]
 # The objectives that draw no random numbers, whose reference is the plain call; and those that do.
 PLAIN: Objectives = {
@@ -39,7 +39,7 @@ PLAIN: Objectives = {
     "selected": HardNegativeTripletLoss,
     "selected in chunks": lambda: HardNegativeTripletLoss(budget=SMALL_BUDGET),
     "constraints on all queries": lambda: AttentionConstraintLoss(HingeTriplet(), queries=0),
-    **{f"AOQ {kind}": lambda kind=kind: OfflineLoss(LossConfig(kind)) for kind in KINDS},
+    **{f"AOQ {kind}": lambda kind=kind: OfflineLoss(LossConfig(kind)) for kind in ("AdapOffQuin", "OnlineQuin")},
     "AOQ in chunks": lambda: OfflineLoss(budget=SMALL_BUDGET),
 }
 DRAWING: Objectives = {
@@ -65,7 +65,8 @@ CASES = [*DEFAULTS, *MORE]
 
 def fits(case: Case, objective: str) -> bool:
     """Whether an objective accepts a matcher: constraints want attention."""
-    return not objective.startswith("constraints") or bool(case.build().attention(*encode(case.build())))
+    model, batch = case.build(), whole_batch(case)
+    return not objective.startswith("constraints") or bool(model.attention(*encode(model, batch.images, batch.texts)))
 
 
 def built(case: Case) -> Matcher:
@@ -122,8 +123,7 @@ def losses(out: Path, *wanted: str) -> None:
                 continue
             torch.manual_seed(3)
             model = built(case)
-            how = {"find_unused_parameters": True, "broadcast_buffers": False}
-            step = DistributedDataParallel(_Step(model, objective()), **how)
+            step = DistributedDataParallel(_Step(model, objective()), find_unused_parameters=True)
             torch.manual_seed(7)
             found = results(model, step(own_part(whole_batch(case)))[0])
             torch.manual_seed(3)
@@ -221,7 +221,7 @@ def together(work: str, out: Path, *arguments: object, count: int = 2, **environ
     ]
 
 
-def finished(running: Sequence[subprocess.Popen], timeout: float = 600) -> list[str]:
+def finished(running: Sequence[subprocess.Popen], timeout: float = 3600) -> list[str]:
     """Wait for processes that must end well; returns what each said."""
     said = [process.communicate(timeout=timeout)[0] for process in running]
     assert all(process.returncode == 0 for process in running), "\n".join(said)[-6000:]

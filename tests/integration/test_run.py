@@ -721,9 +721,13 @@ def test_two_processes_train_one_run(tmp_path: Path) -> None:
     one, two = (command("vsepp/f30k/vsepp", data, tmp_path / name, "variant=VSE++") for name in ("one", "two"))
     finished(one)
     finished([*two, "--processes", "2"])
-    receipts = [[read_receipt(path) for path in (tmp_path / name / "receipts").rglob("*.json")] for name in ("one", "two")]
+    receipts = [
+        [read_receipt(path) for path in (tmp_path / name / "receipts").rglob("*.json")] for name in ("one", "two")
+    ]
     ((first,), (second,)) = receipts
-    assert first["ranks"] == second["ranks"] and first["training"]["captions_seen"] == second["training"]["captions_seen"]
+    assert (
+        first["ranks"] == second["ranks"] and first["training"]["captions_seen"] == second["training"]["captions_seen"]
+    )
     notebooks = sorted(path.name for path in (tmp_path / "two/run/s0").glob("*.ipynb"))
     assert notebooks == ["01_vsepp-process-2.ipynb", "01_vsepp.ipynb"]
 
