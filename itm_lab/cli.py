@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
@@ -15,9 +14,6 @@ from itm_lab.paths import Paths
 from itm_lab.photos.cli import app as photos
 from itm_lab.scenes.cli import app as scenes
 from itm_utils.errors import ItmError
-
-if TYPE_CHECKING:
-    from itm_lab.experiments.runner import Job
 
 
 class Group(TyperGroup):
@@ -203,16 +199,6 @@ def run_experiments(
     ] = False,
     show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
-    processes: Annotated[
-        int, typer.Option(min=0, help="Train each run with so many, one per GPU; 0: one, and --gpus on a cluster.")
-    ] = 0,
-    cluster: Annotated[str, typer.Option(help="slurm: send every run to the queue; local: try the jobs here.")] = "",
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of a job of the cluster.")] = 1,
-    hours: Annotated[float, typer.Option(help="Time limit of a job; then it saves, and is queued again.")] = 24.0,
-    slurm: Annotated[
-        list[str] | None, typer.Option(help="name=value: an option of sbatch, e.g. partition=gpu.")
-    ] = None,
-    status: Annotated[bool, typer.Option("--status", help="The jobs that were sent to a cluster.")] = False,
     receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
     dirty: Annotated[
         bool, typer.Option("--dirty", help="Start from uncommitted changes, too; no verdict counts such runs.")
@@ -223,17 +209,11 @@ def run_experiments(
 ) -> None:
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
     if queue:
-        if experiments or table or parameter or seeds or search or grid or processes or cluster:
+        if experiments or table or parameter or seeds or search or grid:
             raise ItmError(
                 "itm run --queue: its file says what is run; only --jobs, --receipts, --dirty and --dry-run go with it"
             )
         raise typer.Exit(work_off_queue(Paths.find().root, receipts, jobs or 2, dry_run, dirty))
-    if status:
-        from itm_lab.experiments.cluster import status as status_of
-
-        for line in status_of(Paths.find().root, Paths.find().root / receipts):
-            typer.echo(line)
-        return
     from itm_lab.experiments import runner
     from itm_lab.experiments.choice import search_runs
     from itm_lab.experiments.plan import plan, plan_searches
@@ -270,12 +250,10 @@ def run_experiments(
 
     if not dirty:
         check_clean(root, planned, results)
-    count = processes or (gpus if cluster else 1) or 1
-    alone = all(job.parameters["device"] == "cpu" for job in planned) and count == 1
-    run = runner_of(cluster, gpus, hours, slurm or [], count, jobs or (2 if alone else 1))
+    at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
     while selections:
         while searches:  # a search may go on beyond the ends of its grid
-            if run(searches, results):
+            if runner.run_jobs(searches, results, at_a_time):
                 raise typer.Exit(1)
             searches = search_runs(selections, results)
         for selection in selections:
@@ -283,7 +261,7 @@ def run_experiments(
         selections = plan_searches(*asked, parameter or [], results)
         searches = search_runs(selections, results)
         planned = plan(*asked, seeds, parameter or [], [], [], results)
-    failed = run(planned, results)
+    failed = runner.run_jobs(planned, results, at_a_time)
     if not failed and not search and not grid:
         for line in table_of(results, run_ensembles(planned, results)):
             typer.echo(line)
@@ -291,25 +269,6 @@ def run_experiments(
         for line in compared(results, root / "receipts"):
             typer.echo(line)
     raise typer.Exit(bool(failed))
-
-
-def runner_of(
-    cluster: str, gpus: int, hours: float, options: list[str], processes: int, at_a_time: int
-) -> Callable[[list[Job], Path], list[Job]]:
-    """What runs jobs and returns those that failed: on this machine, or on a cluster."""
-    from itm_lab.experiments import runner
-
-    if cluster:
-        from itm_lab.experiments.cluster import Request, read_options, run_on_cluster
-
-        request = Request(cluster, gpus, hours, read_options(options))
-        return lambda jobs, results: run_on_cluster(
-            runner.with_processes(jobs, processes, gpus), results, request, at_a_time
-        )
-    import torch
-
-    here = torch.cuda.device_count()
-    return lambda jobs, results: runner.run_jobs(runner.with_processes(jobs, processes, here), results, at_a_time)
 
 
 def work_off_queue(root: Path, receipts: Path, at_a_time: int, dry_run: bool, dirty: bool) -> int:

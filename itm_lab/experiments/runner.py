@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
@@ -40,7 +40,6 @@ from itm_lab.records.receipts import (
 from itm_lab.records.scores import read_scores
 from itm_lab.records.training import SEARCH_RECORD
 from itm_utils.data.precomp import PrecompSplit
-from itm_utils.distributed import LEAST
 from itm_utils.errors import ItmError, input_error, printable
 from itm_utils.progress import interactive
 from itm_utils.training import Stage
@@ -50,14 +49,10 @@ SEARCH_SEED = 100  # settings are chosen with a seed that no table uses
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run of one experiment.
-
-    parameters: all of the notebook, as they will be. processes: how many train it together; no number depends on it.
-    """
+    """One run of one experiment. parameters: all of the notebook, as they will be."""
 
     experiment: Experiment
     parameters: dict[str, Any]
-    processes: int = 1
 
     @property
     def root(self) -> Path:
@@ -298,14 +293,8 @@ def check_names(jobs: list[Job], results: Path) -> None:
 @interrupted_by_signals()
 def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
     """Run what is not finished, a few side by side; returns the jobs that failed."""
-    waiting, collected = still_to_run(jobs, results)
-    return work_off(lambda: waiting, results, at_a_time, sum(job.steps for job in waiting), collected)
-
-
-def still_to_run(jobs: Sequence[Job], results: Path) -> tuple[list[Job], set[Job]]:
-    """The runs that are not finished, and those among them whose receipts are there already, but not their scores."""
-    check_names(list(jobs), results)
-    waiting, collected = list[Job](), set[Job]()
+    check_names(jobs, results)
+    waiting, collected = [], set()
     for job in jobs:
         remove_damaged(job)
         if is_finished(job, results):
@@ -319,7 +308,7 @@ def still_to_run(jobs: Sequence[Job], results: Path) -> tuple[list[Job], set[Job
             tqdm.write(f"{job.label}: its scores are not there: computed again")
             collected.add(job)
             waiting.append(job)
-    return waiting, collected
+    return work_off(lambda: waiting, results, at_a_time, sum(job.steps for job in waiting), collected)
 
 
 def work_off(
@@ -393,8 +382,6 @@ def start(job: Job) -> subprocess.Popen:
     environment = environment_of(job.parameters) | {SEARCH_RECORD: os.pathsep.join(job.experiment.records)}
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
         command = ["itm_lab.experiments.papermill_process", *job.command()[1:]]
-        if job.processes > 1:
-            command = ["itm_lab.experiments.launch", str(job.processes), *command]
         return start_dependent(command, stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment)
 
 
@@ -473,21 +460,6 @@ class TableRow(NamedTuple):
     def is_same_split(self, receipt: Mapping[str, Any]) -> bool:
         """Whether a receipt is of this split, as far as its name tells."""
         return all(receipt["dataset"][name] == self.dataset[name] for name in ("name", "split"))
-
-
-def with_processes(jobs: Sequence[Job], count: int, gpus: int) -> list[Job]:
-    """The same runs, each trained by so many processes; refused where these cannot have a GPU each, or rows to share.
-
-    gpus: of the machine that trains; without any, processes share the CPU.
-    """
-    least = LEAST * count
-    for job in jobs if count > 1 else ():
-        if job.parameters["device"] != "cpu" and 0 < gpus < count:
-            raise input_error("--processes", str(count), f"at most {gpus}, one for each GPU, or -p device=cpu")
-        if job.parameters["batch_size"] < least:
-            found = f"{count} for batches of {job.parameters['batch_size']}"
-            raise input_error("--processes", found, f"at least {LEAST} rows of a batch for each")
-    return [replace(job, processes=count) for job in jobs]
 
 
 def shown(job: Job) -> str:
