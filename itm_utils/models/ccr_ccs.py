@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from itm_utils.errors import input_error
+from itm_utils.fast_attention import EPS, full_precision, vector_norm
 from itm_utils.matcher import Attention, Images, Matcher, PairBatch, Texts
 from itm_utils.models import bfan, pfan, scan, sgraf
-from itm_utils.models.scan import EPS, full_precision, vector_norm
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Objective, Stage, train_config
 

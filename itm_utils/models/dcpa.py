@@ -11,6 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from itm_utils.errors import input_error
+from itm_utils.fast_attention import (
+    additive_mask,
+    all_pair_logits,
+    attend_pairs,
+    best_cosines,
+    weighted_values,
+)
 from itm_utils.matcher import (
     Attention,
     Encoded,
@@ -22,13 +29,7 @@ from itm_utils.matcher import (
     Texts,
 )
 from itm_utils.models.keeping_score import masked_mean
-from itm_utils.models.mmca import (
-    HardNegativeTripletLoss,
-    additive_mask,
-    all_pair_logits,
-    attend,
-    weighted_values,
-)
+from itm_utils.models.mmca import HardNegativeTripletLoss
 from itm_utils.models.saem import MultiHeadAttention, TextCNN, TransformerLayer
 from itm_utils.models.scan import encode_words
 from itm_utils.models.vsepp import HingeTriplet, l2_normalize
@@ -203,7 +204,8 @@ class PhraseDecoder(TransformerLayer):
 def decode_pairs(decoder: PhraseDecoder, source: Encoded, memory: Encoded) -> Tensor:
     """Decode ``source`` into the space of ``memory``, for given pairs: (b, k, d)."""
     own, other = source.extra_local, memory.extra_local
-    attended, _ = attend(own["query"], other["key"], other["value"], memory.mask)
+    args = own["query"], other["key"], other["value"], memory.mask
+    attended, _ = attend_pairs(*args)
     return decoder.attention_output(own["phrase"], attended)
 
 
@@ -223,10 +225,7 @@ def local_score(decoded: Tensor, mask: Tensor, memory: Encoded, k: int) -> Tenso
 
     decoded: (…, n, d) with a mask that broadcasts to (…, n). memory: L2-normalised.
     """
-    affinity = decoded @ memory.local.mT + additive_mask(memory.mask, decoded)[:, None]
-    # divide each row's maximum by its norm, rather than every entry of the row
-    norm = torch.linalg.vector_norm(decoded, dim=-1).clamp(min=1e-12)
-    return topk_mean(affinity.amax(dim=-1) / norm, mask, k)
+    return topk_mean(best_cosines(decoded, memory.local, memory.mask), mask, k)
 
 
 def global_score(decoded: Tensor, mask: Tensor, memory: Encoded) -> Tensor:

@@ -8,9 +8,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from itm_utils.errors import input_error
+from itm_utils.fast_attention import (
+    additive_mask,
+    attend_all_pairs,
+    attend_pairs,
+    hardest_negatives,
+    max_over_windows,
+    merge_softmaxes,
+    score_selected,
+)
 from itm_utils.matcher import (
     ABSENT,
     Attention,
@@ -45,55 +53,6 @@ def apply_to_concatenation(
     return joint[:, : regions.shape[1]], joint[:, regions.shape[1] :]
 
 
-# cell attend
-def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """0 where there is a key, minus infinity at padding: to be added to logits."""
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -math.inf)
-
-
-def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Attention of queries (b, q, h, e) over keys and values (b, k, h, e).
-
-    Queries come scaled by 1 / sqrt(e). mask: (b, k), True where there is a key. Returns
-    attended values (b, q, h, e) and the log-sum-exp of the logits (b, q, h), which
-    PyTorch's scaled_dot_product_attention does not give.
-    """
-    logits = torch.einsum("bqhe,bkhe->bhqk", queries, keys)
-    logits = logits + additive_mask(mask, logits)[:, None, None]
-    logsumexp = logits.logsumexp(dim=-1, keepdim=True)
-    attended = torch.einsum("bhqk,bkhe->bqhe", (logits - logsumexp).exp(), values)
-    return attended, logsumexp[..., 0].mT
-
-
-def all_pair_logits(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-    """Logits (h, n, k, m, q) of queries (m, q, h, e) with keys (n, k, h, e)."""
-    # keys before queries: a softmax along an axis that is not the last is faster
-    logits = torch.einsum("nkhe,mqhe->hnkmq", keys, queries)
-    return logits + additive_mask(mask, logits)[..., None, None]
-
-
-def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """Attended values (m, n, q, h, e) of all pairs; weights (h, n, k, m, q)."""
-    return torch.einsum("hnkmq,nkhe->mnqhe", weights, values)
-
-
-def attend_all_pairs(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same for all pairs: queries of m items (m, q, h, e), keys of n (n, k, h, e).
-
-    Returns attended values (m, n, q, h, e) and the log-sum-exp (m, n, q, h).
-    """
-    logits = all_pair_logits(queries, keys, mask)
-    weights = logits.softmax(dim=2)
-    attended = weighted_values(weights, values)
-    # a weight is exp(logit - logsumexp): the largest one gives it, without more exp
-    logsumexp = logits.amax(dim=2) - weights.amax(dim=2).log()
-    return attended, logsumexp.permute(2, 1, 3, 0)
-
-
 # cell cross-modal-layer
 BLOCKS = ("all", "self", "cross")
 
@@ -118,7 +77,7 @@ class CrossModalTransformerLayer(TransformerLayer):
         key = self.attention.k_proj(vectors).unflatten(-1, split)
         value = self.attention.v_proj(vectors).unflatten(-1, split)
         query = query / math.sqrt(query.shape[-1])
-        attended, logsumexp = attend(query, key, value, mask)
+        attended, logsumexp = attend_pairs(query, key, value, mask)
         projected = {"query": query, "key": key, "value": value}
         return projected | {"self_attended": attended, "self_logsumexp": logsumexp}
 
@@ -133,8 +92,8 @@ class CrossModalTransformerLayer(TransformerLayer):
             return attended
         if self.blocks == "self":
             return own["self_attended"].expand_as(attended)
-        gate = torch.sigmoid(logsumexp - own["self_logsumexp"])
-        return torch.lerp(own["self_attended"], attended, gate[..., None])
+        self_attention = own["self_attended"], own["self_logsumexp"]
+        return merge_softmaxes(*self_attention, attended, logsumexp)
 
     def attention_output(self, vectors: Tensor, attended: Tensor) -> Tensor:
         """Output projection and feed-forward of (…, k, d) and attended (…, k, h, e)."""
@@ -149,7 +108,8 @@ def apply_to_pairs(
 ) -> Tensor:
     """Vectors of ``one`` (b, k, d) after the layer over given pairs [one; other]."""
     own, keys = one.extra_local, other.extra_local
-    attended, logsumexp = attend(own["query"], keys["key"], keys["value"], other.mask)
+    args = own["query"], keys["key"], keys["value"], other.mask
+    attended, logsumexp = attend_pairs(*args)
     attended = layer.merge_blocks(own, attended, logsumexp)
     return layer.attention_output(one.local, attended)
 
@@ -159,9 +119,8 @@ def apply_to_all_pairs(
 ) -> Tensor:
     """Vectors of ``one`` (m, n, k, d) after the layer over all pairs [one; other]."""
     own, keys = one.extra_local, other.extra_local
-    attended, logsumexp = attend_all_pairs(
-        own["query"], keys["key"], keys["value"], other.mask
-    )
+    args = own["query"], keys["key"], keys["value"], other.mask
+    attended, logsumexp = attend_all_pairs(*args)
     own = {name: tensor[:, None] for name, tensor in own.items()}
     attended = layer.merge_blocks(own, attended, logsumexp)
     return layer.attention_output(one.local[:, None], attended)
@@ -177,21 +136,11 @@ class PairTextCNN(TextCNN):
         tokens = torch.where(mask[..., None], tokens, 0)
         missing = self.padding(tokens.shape[1], len(self.convs))
         tokens = nn.functional.pad(tokens, (0, 0, 0, missing))
-        weights = [cast(Tensor, conv.weight).movedim(2, 0) for conv in self.convs]
-        # 1 + 2 + 3 taps of (channels, d), one below the other
-        products = tokens @ torch.cat(weights).flatten(0, 1).T  # (b, w, 6 * channels)
-        taps = iter(products.chunk(sum(map(len, weights)), dim=2))
-        pooled = []
-        for window, conv in enumerate(self.convs, start=1):
-            positions = tokens.shape[1] - window + 1
-            bias = cast(Tensor, conv.bias)
-            inside = self.positions(lengths, window)  # (b, 1)
-            outside = torch.arange(positions, device=mask.device) >= inside
-            silent = torch.where(outside, -math.inf, 0.0)[..., None]
-            shifted = (next(taps)[:, n : n + positions] for n in range(window))
-            responses = sum(shifted, start=silent)
-            pooled.append((responses.amax(dim=1) + bias).relu())
-        return torch.cat(pooled, dim=1)
+        weights = [cast(Tensor, conv.weight) for conv in self.convs]
+        biases = [cast(Tensor, conv.bias) for conv in self.convs]
+        windows = range(1, len(weights) + 1)
+        inside = [self.positions(lengths, window) for window in windows]
+        return max_over_windows(tokens, weights, biases, inside)
 
 
 # cell self-attention-module
@@ -498,9 +447,7 @@ def select_hardest(
     scores = score_all(model, images, texts, budget, progress=False, device=device)
     if positive is None:
         positive = torch.eye(len(images), dtype=torch.bool, device=device)
-    captions = scores.i2t.masked_fill(positive, -math.inf).argmax(dim=1)
-    negative_images = scores.t2i.masked_fill(positive, -math.inf).argmax(dim=0)
-    return captions[:, None], negative_images[:, None]
+    return hardest_negatives(scores, positive)
 
 
 def sample_negatives(positive: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -512,33 +459,6 @@ def sample_negatives(positive: Tensor, count: int) -> tuple[Tensor, Tensor]:
     priority = torch.rand(2, *positive.shape).to(positive.device, non_blocking=True)
     captions, images = priority.masked_fill(positive, -1).topk(count, dim=2).indices
     return captions, images
-
-
-# cell score-selected
-GRAPH_FACTOR = 4  # bytes of a pair's graph over those of scoring it: measured in a test
-
-
-def score_selected(
-    model: Matcher,
-    images: Images,
-    texts: Texts,
-    rows: Tensor,
-    columns: Tensor,
-    budget: int,
-) -> Scores:
-    """Scores (p,) with gradients of images ``rows`` with texts ``columns``, within a budget."""
-    chunk_size = max(1, budget // (GRAPH_FACTOR * model.bytes_per_pair(images, texts)))
-
-    def score_chunk(chunk: Tensor) -> tuple[Tensor, Tensor]:
-        scores = model.score_pairs(images[rows[chunk]], texts[columns[chunk]])
-        return scores.i2t, scores.t2i
-
-    chunks = torch.arange(len(rows), device=rows.device).split(chunk_size)
-    if len(chunks) == 1:
-        return Scores(*score_chunk(chunks[0]))
-    parts = [checkpoint(score_chunk, chunk, use_reentrant=False) for chunk in chunks]
-    i2t, t2i = (torch.cat(direction) for direction in zip(*parts, strict=True))
-    return Scores(i2t, t2i)
 
 
 # cell hinges
