@@ -29,9 +29,8 @@ from itm_utils.matcher import (
     Texts,
 )
 from itm_utils.models.keeping_score import masked_mean
-from itm_utils.models.mmca import HardNegativeTripletLoss
+from itm_utils.models.mmca import HardNegativeTripletLoss, TokenEncoder
 from itm_utils.models.saem import MultiHeadAttention, TextCNN, TransformerLayer
-from itm_utils.models.scan import encode_words
 from itm_utils.models.vsepp import HingeTriplet, l2_normalize
 from itm_utils.training import Stage, train_config
 
@@ -47,43 +46,6 @@ def topk_mean(values: Tensor, mask: Tensor, k: int) -> Tensor:
     valid = largest > -math.inf
     total = largest.masked_fill(~valid, 0).sum(dim=-1)
     return total / valid.sum(dim=-1).clamp(min=1)
-
-
-# cell token-encoder
-TEXT_BACKBONES = ("bert", "gru")
-
-
-class TokenEncoder(nn.Module):
-    """One state per token: cached states of a frozen text encoder, or of a trained GRU.
-
-    token_dim: dimension of a state. vocabulary_size, word_dim: for the GRU alone.
-    """
-
-    def __init__(
-        self, text_backbone: str, vocabulary_size: int, word_dim: int, token_dim: int
-    ) -> None:
-        super().__init__()
-        if text_backbone not in TEXT_BACKBONES:
-            expected = f"one of {', '.join(TEXT_BACKBONES)}"
-            raise input_error("text_backbone", repr(text_backbone), expected)
-        self.gru = None
-        if text_backbone == "gru":
-            self.word_embedding = nn.Embedding(vocabulary_size, word_dim)
-            nn.init.uniform_(self.word_embedding.weight, -0.1, 0.1)
-            self.gru = nn.GRU(word_dim, token_dim, bidirectional=True, batch_first=True)
-
-    def forward(self, batch: TextBatch) -> Tensor:
-        """States (c, w, token_dim)."""
-        if self.gru is not None:
-            if batch.words is None:
-                raise input_error("captions", "states of a text encoder", "word ids")
-            return encode_words(
-                self.gru, self.word_embedding(batch.words), batch.lengths
-            )
-        if batch.features is None:
-            hint = "Open the captions with itm_lab.data.opening.token_states."
-            raise input_error("captions", "word ids", "states of a text encoder", hint)
-        return batch.features
 
 
 # cell check-scoring

@@ -33,6 +33,7 @@ from itm_utils.matcher import (
 )
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.saem import TextCNN, TransformerLayer
+from itm_utils.models.scan import encode_words
 from itm_utils.models.vsepp import l2_normalize
 from itm_utils.scoring import block_shape, score_all, trim
 from itm_utils.training import Stage, train_config
@@ -141,6 +142,43 @@ class PairTextCNN(TextCNN):
         windows = range(1, len(weights) + 1)
         inside = [self.positions(lengths, window) for window in windows]
         return max_over_windows(tokens, weights, biases, inside)
+
+
+# cell token-encoder
+TEXT_BACKBONES = ("bert", "gru")
+
+
+class TokenEncoder(nn.Module):
+    """One state per token: cached states of a frozen text encoder, or of a trained GRU.
+
+    token_dim: dimension of a state. vocabulary_size, word_dim: for the GRU alone.
+    """
+
+    def __init__(
+        self, text_backbone: str, vocabulary_size: int, word_dim: int, token_dim: int
+    ) -> None:
+        super().__init__()
+        if text_backbone not in TEXT_BACKBONES:
+            expected = f"one of {', '.join(TEXT_BACKBONES)}"
+            raise input_error("text_backbone", repr(text_backbone), expected)
+        self.gru = None
+        if text_backbone == "gru":
+            self.word_embedding = nn.Embedding(vocabulary_size, word_dim)
+            nn.init.uniform_(self.word_embedding.weight, -0.1, 0.1)
+            self.gru = nn.GRU(word_dim, token_dim, bidirectional=True, batch_first=True)
+
+    def forward(self, batch: TextBatch) -> Tensor:
+        """States (c, w, token_dim)."""
+        if self.gru is not None:
+            if batch.words is None:
+                raise input_error("captions", "states of a text encoder", "word ids")
+            return encode_words(
+                self.gru, self.word_embedding(batch.words), batch.lengths
+            )
+        if batch.features is None:
+            hint = "Open the captions with itm_lab.data.opening.token_states."
+            raise input_error("captions", "word ids", "states of a text encoder", hint)
+        return batch.features
 
 
 # cell self-attention-module
@@ -273,7 +311,8 @@ class MMCA(Matcher):
     feed_forward: inner width of both layers; 0 for ``width``. channels, full_windows: of
     both text CNNs. cross_weight: of the second score. parts: which scores count. blocks:
     attention blocks of the cross-attention module that are not masked. one_vector: the
-    mean of the regions replaces them.
+    mean of the regions replaces them. text_backbone: of the token states, bert or gru;
+    vocabulary_size and word_dim belong to gru.
     """
 
     compiles = ("score_tile", "score_pairs")  # ``score`` itself only loops over tiles
@@ -292,12 +331,17 @@ class MMCA(Matcher):
         parts: str = "both",
         blocks: str = "all",
         one_vector: bool = False,
+        text_backbone: str = "bert",
+        vocabulary_size: int = 0,
+        word_dim: int = 300,
     ) -> None:
         super().__init__()
         for name, value, known in (("parts", parts, PARTS), ("blocks", blocks, BLOCKS)):
             if value not in known:
                 raise input_error(name, repr(value), f"one of {', '.join(known)}")
         self.cross_weight, self.parts, self.one_vector = cross_weight, parts, one_vector
+        words = (text_backbone, vocabulary_size, word_dim)
+        self.token_encoder = TokenEncoder(*words, token_dim)
         sizes = (width, heads or max(1, width // 16), feed_forward or width)
         sizes = (*sizes, channels, full_windows, dropout)
         self.self_attention = SelfAttentionModule(image_dim, token_dim, *sizes)
@@ -324,10 +368,7 @@ class MMCA(Matcher):
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         """Projected tokens, c0, and what the cross-attention module needs per caption."""
-        if batch.features is None:
-            hint = "Open the captions with itm_lab.data.opening.token_states."
-            raise input_error("captions", "word ids", "states of a text encoder", hint)
-        tokens, mask = batch.features, batch.mask
+        tokens, mask = self.token_encoder(batch), batch.mask
         c0 = self.self_attention.encode_texts(tokens, mask)
         words, layer = (
             self.cross_attention.token_proj(tokens),
@@ -413,12 +454,14 @@ TILE = 2**26  # bytes of pairs scored at once on a CPU
 
 # cell build
 SIZES = ("token_dim", "width", "heads", "channels", "dropout", "cross_weight")
-SWITCHES = ("full_windows", "parts", "blocks", "one_vector")
+SWITCHES = ("full_windows", "parts", "blocks", "one_vector", "text_backbone")
 
 
 def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> MMCA:
-    """The model that the chapter's parameters describe; captions come as token states."""
-    return MMCA(image_dim, **{name: parameters[name] for name in (*SIZES, *SWITCHES)})
+    """The model that the chapter's parameters describe."""
+    given = {name: parameters[name] for name in (*SIZES, *SWITCHES, "word_dim")}
+    words = vocabulary_size if parameters["text_backbone"] == "gru" else 0
+    return MMCA(image_dim, **given, vocabulary_size=words)
 
 
 # cell select-negatives

@@ -120,7 +120,9 @@ def test_only_what_waited_for_a_run_is_asked_again(itm_queue, monkeypatch: pytes
     monkeypatch.setattr(TrialQueue, "next_runs", noted)
     code, said, started = itm_queue("--jobs", "1")
     assert code == 0 and len(started) == 9, said
-    assert asked.count("scan/f30k/plain") == 3  # at the start, and after each of its two runs; not after the other seven
+    assert (
+        asked.count("scan/f30k/plain") == 3
+    )  # at the start, and after each of its two runs; not after the other seven
 
 
 def test_what_needs_no_search_fills_the_second_core(itm_queue) -> None:
