@@ -38,6 +38,7 @@ LIBRARY = {
     "training": "the loop, schedules, stages, checkpoints",
     "scoring": "all pairs within a memory budget",
     "distributed": "several processes as one: shares of a batch, gathered with gradients",
+    "fast_attention": "the fast kernels behind the models",
     "data": "precomputed features, captions, text encoders, phrases with boxes, batches",
     "matcher": "the types that models, objectives and metrics share",
     "digests": "what files hold, remembered",
