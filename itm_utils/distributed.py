@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -244,21 +245,21 @@ def whole_batch_statistics(model: nn.Module) -> Iterator[None]:
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     with ExitStack() as stack:
         if norms and processes() > 1:
-            stack.enter_context(_replaced(vars(nn.functional), "batch_norm", _batch_norm))
-            modules = {type(norm).__module__ for norm in norms}
-            for names in (vars(sys.modules[module]) for module in sorted(modules)):
-                if "masked_moments" in names:  # the sums of chapter 07
-                    stack.enter_context(_replaced(names, "masked_moments", masked_moments))
+            stack.enter_context(_replaced(nn.functional, "batch_norm", _batch_norm))
+            for module in sorted({type(norm).__module__ for norm in norms}):
+                if hasattr(sys.modules[module], "masked_moments"):  # the sums of chapter 07
+                    stack.enter_context(_replaced(sys.modules[module], "masked_moments", masked_moments))
         yield
 
 
 @contextmanager
-def _replaced(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
-    before, names[name] = names[name], value
+def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        names[name] = before
+        setattr(module, name, before)
 
 
 _batch_norm_of_torch = nn.functional.batch_norm
