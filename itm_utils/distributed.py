@@ -111,7 +111,7 @@ def _group(tensor: Tensor) -> Any:
 
 
 def gather(batch: Batch, keep_features: bool = False) -> Batch:
-    """Join the shares of all processes to the whole, with gradients, padded as :meth:`TensorBatch.cat` does.
+    """Join the shares of all processes to the whole, with gradients, padded as ``TensorBatch.cat`` does.
 
     keep_features: floating-point tensors with an entry per region or word, which are large, stay where they are; the
     rows of others are NaN.
