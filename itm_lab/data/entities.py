@@ -68,12 +68,14 @@ def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Seq
 
 
 def entities_name(image: str) -> str:
-    """How the annotations call an image: the number at the beginning of its file name.
+    """How the annotations call an image: by its file name, of which Flickr8k's have more than the number.
 
     >>> entities_name("1000092795.jpg"), entities_name("flickr8k/1000268201_693b08cb0e.jpg")
     ('1000092795', '1000268201')
     """
-    return Path(str(image)).stem.partition("_")[0]
+    stem = Path(str(image)).stem
+    number = stem.partition("_")[0]
+    return number if number.isdigit() else stem
 
 
 def phrases_bytes(grounding: Grounding) -> bytes:

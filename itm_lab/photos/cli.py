@@ -22,6 +22,9 @@ MinCount = Annotated[int, typer.Option(min=1, help="How often a word must occur 
 Regions = Annotated[bool, typer.Option("--regions", help="Cells and a detector's boxes; else cells alone.")]
 DetectorFile = Annotated[str, typer.Option(help="With --regions: yolox_nano, or the path of a YOLOX .onnx file.")]
 NetworkFile = Annotated[str, typer.Option(help="With --regions: lite0, lite2, or the path of a .onnx file.")]
+Layers = Annotated[
+    int, typer.Option(min=1, max=2, help="With --regions: the last layer of a Lite network, or an earlier one beside it.")
+]
 Boxes = Annotated[int, typer.Option(min=1, max=100, help="With --regions: boxes beside the 36 cells.")]
 Components = Annotated[
     str, typer.Option("--pca", help="Numbers that are left of each region; or the dataset whose components are taken.")
@@ -45,13 +48,14 @@ def features(
     regions: Regions = False,
     detector: DetectorFile = "yolox_nano",
     network: NetworkFile = "lite0",
+    layers: Layers = 2,
     boxes: Boxes = 12,
     pca: Components = "",
 ) -> None:
     """Make a dataset of your own photographs. Called again after an interruption, it goes on."""
     from itm_lab.photos.extract import extract
 
-    source = open_source(detector, network, boxes) if regions else None
+    source = open_source(detector, network, layers, boxes) if regions else None
     echo_made(extract(photos, captions, out, split_sizes, split_list, min_count, source=source, components=pca))
 
 
@@ -62,22 +66,23 @@ def convert(
     min_count: MinCount = 4,
     detector: DetectorFile = "yolox_nano",
     network: NetworkFile = "lite0",
+    layers: Layers = 2,
     boxes: Boxes = 12,
     pca: Components = "",
 ) -> None:
     """Make a dataset with regions and phrases of public files. After an interruption it goes on."""
     from itm_lab.photos.flickr8k import convert_flickr8k
 
-    echo_made(convert_flickr8k(folders, out, open_source(detector, network, boxes), min_count, pca))
+    echo_made(convert_flickr8k(folders, out, open_source(detector, network, layers, boxes), min_count, pca))
 
 
-def open_source(detector: str, network: str, boxes: int) -> Source:
+def open_source(detector: str, network: str, layers: int, boxes: int) -> Source:
     """What turns photographs into cells and boxes."""
     from itm_lab.photos.detector import open_detector
     from itm_lab.photos.network import open_network
     from itm_lab.photos.regions import SIDE, CellsAndBoxes
 
-    return CellsAndBoxes(open_network(network, SIDE), open_detector(detector), boxes)
+    return CellsAndBoxes(open_network(network, SIDE, layers > 1), open_detector(detector), boxes)
 
 
 def echo_made(made: Made) -> None:

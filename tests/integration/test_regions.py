@@ -115,7 +115,7 @@ def test_a_letterbox_keeps_the_shape_and_turns_the_colours() -> None:
     planes, scale = letterbox(pixels, 32)
     assert planes.shape == (3, 32, 32) and scale == 0.8
     assert planes[:, 4, 28].tolist() == [30, 20, 10] and planes[:, 20, 5].tolist() == [114] * 3
-    assert (planes[:, :16, :16] == 0).all()
+    assert (planes[:, :16, :15] == 0).all()
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -448,11 +448,11 @@ def public(tmp_path: Path) -> Path:
             tokens += [f"{name}#{k}\t{caption}" for k, caption in enumerate(said)]
             # Entities has another order, other spaces and quotes, and the whole image is twice as large
             marked = [
-                f'[/EN#{k}/other A  {word}] near [/EN#9/scene the "{number}" trees] .' for k, word in enumerate(WORDS)
+                f'[/EN#{k + 1}/other A  {word}] near [/EN#9/scene the "{number}" trees] .' for k, word in enumerate(WORDS)
             ]
             archive.writestr(f"Sentences/{1000 + number}.txt", "\n".join(reversed(marked)) + "\n")
             boxes = "".join(
-                f"<object><name>{k}</name><bndbox><xmin>{1 + 8 * k}</xmin><ymin>1</ymin><xmax>{21 + 8 * k}</xmax><ymax>41</ymax></bndbox></object>"
+                f"<object><name>{k + 1}</name><bndbox><xmin>{1 + 8 * k}</xmin><ymin>1</ymin><xmax>{21 + 8 * k}</xmax><ymax>41</ymax></bndbox></object>"
                 for k in range(len(WORDS))
             )
             archive.writestr(
