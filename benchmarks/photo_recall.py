@@ -43,8 +43,7 @@ def describe(data: Path, name: str) -> dict:
     grounding = entities_grounding(data, split)
     own = np.searchsorted(split.owner, np.arange(split.n_images + 1))
     boxes = [
-        [phrase.boxes for caption in grounding.phrases[first:end] for phrase in caption]
-        for first, end in pairwise(own)
+        [phrase.boxes for caption in grounding.phrases[first:end] for phrase in caption] for first, end in pairwise(own)
     ]
     wanted = [np.unique(np.concatenate([np.zeros((0, 4)), *some]), axis=0) for some in boxes]
     return {

@@ -54,7 +54,7 @@ def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Seq
     phrases: list[list[Phrase]] = []
     skipped: Counter[str] = Counter()
     for image in bar(range(split.n_images), "read phrases", "image"):
-        name = entities_name(names[image])
+        name = entities_name(str(names[image]))
         sentences = _read_sentences(folder / "Sentences" / f"{name}.txt")
         size = None if split.sizes is None else split.sizes[image]
         boxes = read_boxes(folder / "Annotations" / f"{name}.xml", size, skipped)
@@ -73,7 +73,7 @@ def entities_name(image: str) -> str:
     >>> entities_name("1000092795.jpg"), entities_name("flickr8k/1000268201_693b08cb0e.jpg")
     ('1000092795', '1000268201')
     """
-    stem = Path(str(image)).stem
+    stem = Path(image).stem
     number = stem.partition("_")[0]
     return number if number.isdigit() else stem
 

@@ -23,7 +23,8 @@ Regions = Annotated[bool, typer.Option("--regions", help="Cells and a detector's
 DetectorFile = Annotated[str, typer.Option(help="With --regions: yolox_nano, or the path of a YOLOX .onnx file.")]
 NetworkFile = Annotated[str, typer.Option(help="With --regions: lite0, lite2, or the path of a .onnx file.")]
 Layers = Annotated[
-    int, typer.Option(min=1, max=2, help="With --regions: the last layer of a Lite network, or an earlier one beside it.")
+    int,
+    typer.Option(min=1, max=2, help="With --regions: the last layer of a Lite network, or an earlier one beside it."),
 ]
 Boxes = Annotated[int, typer.Option(min=1, max=100, help="With --regions: boxes beside the 36 cells.")]
 Components = Annotated[

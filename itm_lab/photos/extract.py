@@ -258,10 +258,19 @@ class _Extraction:
 
     def _arrays(self, split: str, rows: int) -> dict[str, GrowingArray]:
         """The growing files of a split."""
-        regions, kinds = self.source.regions, {"kinds": ((self.source.regions,), "|u1")}
-        shapes = {"ims": ((regions, self.width), "<f2"), "boxes": ((regions, 4), "<f4"), "sizes": ((2,), "<i4")}
-        shapes |= kinds if "kinds" in self.source.facts else {}
-        return {kind: GrowingArray(self.data / f"{split}_{kind}.npy", *how, rows) for kind, how in shapes.items()}
+        regions = self.source.regions
+        kinds: dict[str, tuple[tuple[int, ...], str]] = {
+            "ims": ((regions, self.width), "<f2"),
+            "boxes": ((regions, 4), "<f4"),
+            "sizes": ((2,), "<i4"),
+            "kinds": ((regions,), "|u1"),
+        }
+        if "kinds" not in self.source.facts:  # all regions are cells
+            del kinds["kinds"]
+        return {
+            kind: GrowingArray(self.data / f"{split}_{kind}.npy", row, dtype, rows)
+            for kind, (row, dtype) in kinds.items()
+        }
 
     def _digest(self, split: str) -> str:
         return " ".join(array.digest.hexdigest() for array in self.arrays[split].values())

@@ -50,8 +50,8 @@ def dataset(found: Mapping[str, Any]) -> Iterator[str]:
         sum(split[key] for split in splits.values()) for key in ("captions", "phrases", "boxed")
     )
     unmatched = sum(split["skipped"].get(found["unmatched"], 0) for split in splits.values())
-    yield f"The whole dataset, as `{DATASET}` counts it: {captions:,} captions, {captions - unmatched:,} of which have a sentence with "
-    yield f"the same letters in Flickr30K Entities; {phrases:,} phrases, {boxed:,} with a box.\n"
+    yield f"The whole dataset, as `{DATASET}` counts it: {captions:,} captions, {captions - unmatched:,} of which stand in "
+    yield f"Flickr30K Entities with the same letters; {phrases:,} phrases, {boxed:,} with a box.\n"
     heads = ["split", "images", *(f"{kind}, IoU {overlap}" for kind in found["kinds"] for overlap in found["overlaps"])]
     rows = [
         [

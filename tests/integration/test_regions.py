@@ -448,7 +448,8 @@ def public(tmp_path: Path) -> Path:
             tokens += [f"{name}#{k}\t{caption}" for k, caption in enumerate(said)]
             # Entities has another order, other spaces and quotes, and the whole image is twice as large
             marked = [
-                f'[/EN#{k + 1}/other A  {word}] near [/EN#9/scene the "{number}" trees] .' for k, word in enumerate(WORDS)
+                f'[/EN#{k + 1}/other A  {word}] near [/EN#9/scene the "{number}" trees] .'
+                for k, word in enumerate(WORDS)
             ]
             archive.writestr(f"Sentences/{1000 + number}.txt", "\n".join(reversed(marked)) + "\n")
             boxes = "".join(
