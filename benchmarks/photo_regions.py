@@ -4,7 +4,7 @@ On the first images of Flickr8k's train and dev: the sum of recalls of two quick
 boxes of Flickr30K Entities that regions cover. Give the public folders, as for `itm data convert flickr8k`:
 
     python -m benchmarks.photo_regions FOLDER … --work DIR
-    python -m benchmarks.photo_regions FOLDER … --work DIR --only recall   (one part: features, recall, cca or scan)
+    python -m benchmarks.photo_regions FOLDER … --work DIR --only cca   (or features, scan, recall; report: what there is)
 
 (half an hour of one core and 3 GB on disk; called again it goes on; writes results/photo_regions.json)
 """
@@ -50,6 +50,7 @@ SEEN = 36  # boxes of each image that get features
 LAYERS = {"last": slice(0, 1), "both": slice(0, 2)}
 RIDGES, POWERS = (0.1, 1, 10), (0.5, 1, 2)
 OVERLAPS = (0.5, 0.3)
+FOUND, COVERED = "found.json", "recall.json"
 SETTINGS = {"epochs": 8, "batch_size": 64, "learning_rate": 0.002, "width": 128, "word_dim": 128, "warmup_epochs": 1}
 
 
@@ -258,7 +259,7 @@ def scan(folder: Path, runs: Path, seed: int = 0) -> float:
 
 def measure(part: Part, only: str) -> dict[str, dict]:
     """Every variant by CCA, some by SCAN; what was measured before is read."""
-    path = part.work / "found.json"
+    path = part.work / FOUND
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for variant in VARIANTS:
         row = found.setdefault(str(variant), {})
@@ -285,7 +286,7 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", help="the public folders")
     parser.add_argument("--work", type=Path, required=True, help="where features and datasets are kept")
     parser.add_argument("--images", type=int, nargs=2, default=(2000, 500), metavar=("TRAIN", "DEV"))
-    parser.add_argument("--only", choices=("features", "recall", "cca", "scan"), default="")
+    parser.add_argument("--only", choices=("features", "recall", "cca", "scan", "report"), default="")
     parser.add_argument("--out", type=Path, default=RESULTS / "photo_regions.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -294,26 +295,23 @@ def main() -> None:
         for network, split in product(("lite0", "lite2"), part.photos):
             part.maps(split, network)
             part.small(split)
-    if args.only == "features":
-        return
-    covered = recall(part) if args.only in ("", "recall") else {}
-    if args.only == "recall":
-        print(json.dumps(covered, indent=1))
-        return
-    found = measure(part, args.only)
-    if args.only:
-        return
-    seconds = {path.stem: json.loads(path.read_text()) for path in sorted(args.work.glob("*_*.json"))}
-    what = {
-        "train": args.images[0],
-        "dev": args.images[1],
-        "scan": SETTINGS,
-        "seed": 0,
-        "pixels": SIDE,
-        "ridges": RIDGES,
-        "powers": POWERS,
-    }
-    finish(args, {"what": what, "recall": covered, "rsum": found, "seconds": seconds})
+    if args.only in ("", "cca", "scan"):
+        measure(part, args.only)
+    if args.only in ("", "recall"):
+        write_json(args.work / COVERED, recall(part))
+    if args.only in ("", "report"):
+        report(args, part)
+
+
+def report(args: argparse.Namespace, part: Part) -> None:
+    """What has been measured so far."""
+    covered, found = (json.loads((args.work / name).read_text(encoding="utf-8")) for name in (COVERED, FOUND))
+    made = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(args.work.glob("*_*.json"))}
+    what = {split: len(photos) for split, photos in part.photos.items()}
+    what |= {"scan": SETTINGS, "seed": 0, "pixels": SIDE, "ridges": RIDGES, "powers": POWERS}
+    finish(
+        args, {"what": what, "recall": covered, "rsum": {name: row for name, row in found.items() if row}, "made": made}
+    )
 
 
 if __name__ == "__main__":

@@ -31,9 +31,14 @@ from itm_lab.photos.network import OnnxMaps, grid_boxes, open_network
 from itm_lab.photos.onnx_file import OnnxFile
 from itm_lab.photos.regions import BOX, CELL, WHOLE, CellsAndBoxes, kinds_of
 from itm_lab.photos.roi_align import pool_boxes
+from itm_lab.photos.word_attention import WordAttention, words_on_boxes
 from itm_utils.boxes import iou
+from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import open_split
+from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError
+from itm_utils.models.scan import SCAN
+from itm_utils.training.checkpoints import save_model
 
 
 def itm(*words: object) -> Result:
@@ -426,6 +431,57 @@ def test_killed_and_called_again_regions_end_in_the_same_bytes(folder: Path, mon
     monkeypatch.setattr(extraction, "BATCH", 4)
     make(folder, "whole", components="4")
     assert content(folder / "cut") == content(folder / "whole")
+
+
+# -- search ----------------------------------------------------------------------------------------------------------
+
+
+def test_words_stand_on_boxes_and_not_on_cells() -> None:
+    weights = np.array([[0.1, 0.7, 0.2], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.1, 0.2, 0.7]])
+    attention = WordAttention(["dog", "the", "wet", "beach"], weights, "t2i")
+    kinds = np.array([CELL, BOX, WHOLE])
+    assert words_on_boxes(attention, kinds) == {1: ["dog", "wet"]}
+
+
+def test_the_sheet_shows_words_on_boxes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(folder)
+    root = folder / "out"
+    train, words = open_split(root, "train"), Vocabulary.of_folder(root)
+    torch.manual_seed(0)
+    model = SCAN(len(words), 6, width=8, word_dim=8)
+    save_model(folder / "run/best.safetensors", model, PairDataset(train, WordCaptions(train, words)).identity())
+    drawn: list[dict[int, list[str]]] = []
+
+    def noted(attention: WordAttention, kinds: np.ndarray) -> dict[int, list[str]]:
+        drawn.append(words_on_boxes(attention, np.full_like(kinds, BOX)))
+        return drawn[-1]
+
+    monkeypatch.setattr("itm_lab.photos.sheet.words_on_boxes", noted)
+    call = (
+        "--data",
+        root,
+        "--model",
+        folder / "run",
+        "--photos",
+        folder / "photos",
+        "--top",
+        2,
+        "--out",
+        folder / "sheet.png",
+    )
+    for words_of in (("search", "a white block"), ("search", "--image", open_split(root, "test").ids[0])):
+        result = itm(*words_of, *call)
+        assert result.exit_code == 0, result.output
+        with Image.open(folder / "sheet.png") as sheet:
+            with_words = sheet.height
+        (root / "test_kinds.npy").rename(folder / "kinds.npy")
+        assert itm(*words_of, *call).exit_code == 0
+        with Image.open(folder / "sheet.png") as sheet:
+            assert (
+                sheet.height < with_words - 200
+            )  # the panel is not there where the dataset does not say what a region is
+        (folder / "kinds.npy").rename(root / "test_kinds.npy")
+    assert len(drawn) == 2 and [word for some in drawn[0].values() for word in some] == ["a", "white", "block"]
 
 
 # -- Flickr8k --------------------------------------------------------------------------------------------------------
