@@ -176,14 +176,14 @@ def _words_height(gallery: Gallery, image: int, attention: WordAttention | None)
 
 
 def _draw_words(page: Page, gallery: Gallery, image: int, attention: WordAttention | None) -> None:
-    """The image once more, with each word on the box that has most of its attention."""
+    """The image once more, with each word on the box that it attends to most."""
     kinds, boxes = gallery.kinds(image), gallery.boxes(image)
     if attention is None or kinds is None or boxes is None:
         return
     found = words_on_boxes(attention, kinds)
-    said = "Words on the boxes that have most of their attention; the other words attend to cells of the grid"
+    said = "Words on the boxes that they attend to most; the other words attend most to a cell or to the whole image"
     page.write(
-        said if found else "No word attends most to a box: all attend to cells of the grid",
+        said if found else "No word attends most to a box: all attend to cells or to the whole image",
         0.3,
         fontsize=9.5,
         color=GREY,
