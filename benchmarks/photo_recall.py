@@ -15,11 +15,11 @@ from benchmarks.harness import RESULTS, finish
 from itm_lab.data.disk import read_json
 from itm_lab.data.entities import UNMATCHED, entities_grounding
 from itm_lab.photos.extract import FACTS
-from itm_lab.photos.regions import BOX, CELL, kinds_of
+from itm_lab.photos.regions import BOX, CELL, WHOLE, kinds_of
 from itm_utils.boxes import iou
 from itm_utils.data.precomp import PrecompSplit, open_split
 
-KINDS = {"cells": (CELL,), "boxes": (BOX,), "both": (CELL, BOX)}
+KINDS = {"cells": (CELL,), "boxes": (BOX,), "all": (CELL, BOX, WHOLE)}
 OVERLAPS = (0.5, 0.3)
 
 

@@ -59,8 +59,8 @@ class TinyDetector:
 
 
 def tiny_regions() -> CellsAndBoxes:
-    """Thirty-six cells and three boxes, six numbers each."""
-    return CellsAndBoxes(TinyMaps(), TinyDetector(), boxes=3)
+    """Thirty-six cells, two boxes and the image, six numbers each."""
+    return CellsAndBoxes(TinyMaps(), TinyDetector(), boxes=2)
 
 
 SOURCES = {"cells": (lambda: Cells(Tiny()), ""), "regions": (tiny_regions, "4")}

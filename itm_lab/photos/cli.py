@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 MinCount = Annotated[int, typer.Option(min=1, help="How often a word must occur to be in the vocabulary.")]
-Regions = Annotated[bool, typer.Option("--regions", help="Cells and a detector's boxes; else cells alone.")]
+Regions = Annotated[bool, typer.Option("--regions", help="Cells, a detector's boxes, the image; else cells alone.")]
 DetectorFile = Annotated[str, typer.Option(help="With --regions: yolox_nano, or the path of a YOLOX .onnx file.")]
 NetworkFile = Annotated[str, typer.Option(help="With --regions: lite0, lite2, or the path of a .onnx file.")]
 Layers = Annotated[
     int,
     typer.Option(min=1, max=2, help="With --regions: the last layer of a Lite network, or an earlier one beside it."),
 ]
-Boxes = Annotated[int, typer.Option(min=1, max=100, help="With --regions: boxes beside the 36 cells.")]
+Boxes = Annotated[int, typer.Option(min=1, max=100, help="With --regions: boxes beside 36 cells and the image.")]
 Components = Annotated[
     str, typer.Option("--pca", help="Numbers that are left of each region; or the dataset whose components are taken.")
 ]
@@ -50,7 +50,7 @@ def features(
     detector: DetectorFile = "yolox_nano",
     network: NetworkFile = "lite0",
     layers: Layers = 2,
-    boxes: Boxes = 12,
+    boxes: Boxes = 11,
     pca: Components = "",
 ) -> None:
     """Make a dataset of your own photographs. Called again after an interruption, it goes on."""
@@ -68,7 +68,7 @@ def convert(
     detector: DetectorFile = "yolox_nano",
     network: NetworkFile = "lite0",
     layers: Layers = 2,
-    boxes: Boxes = 12,
+    boxes: Boxes = 11,
     pca: Components = "",
 ) -> None:
     """Make a dataset with regions and phrases of public files. After an interruption it goes on."""

@@ -139,7 +139,7 @@ def _facts_of_components(components: str, width: int) -> dict[str, Any]:
     if not components.isascii() or not components.isdigit():
         known = pca.read_components(Path(components), width)
         return {"components": known.shape[1], "components_digest": hashlib.sha256(known.tobytes()).hexdigest()}
-    if not 0 < int(components) < width:
+    if len(components) > 6 or not 0 < int(components) < width:
         raise input_error("--pca", components, f"1 to {width - 1}, or a dataset that was made with --pca")
     return {"components": int(components), "components_from": pca.FIT_IMAGES}
 

@@ -1,4 +1,4 @@
-"""From image files to regions: the cells of a grid, or these and the boxes of a detector, each with features.
+"""From image files to regions: the cells of a grid; or these, the boxes of a detector and the whole image, with features.
 
 Cells cover the scene and boxes the objects; ``<split>_kinds.npy`` says which a region is.
 """
@@ -21,9 +21,13 @@ from itm_lab.photos.roi_align import SAMPLES, pool_boxes
 from itm_utils.data.precomp import PrecompSplit, load_array
 from itm_utils.errors import input_error
 
-CELL, BOX, WHOLE = 0, 1, 2  # what a region is; the whole image fills the places of boxes that were not found
+CELL, BOX, WHOLE = (
+    0,
+    1,
+    2,
+)  # what a region is; the whole image stands last, and in the places of boxes that were not found
 KINDS = ("cell", "box", "whole image")
-BOXES = 12
+BOXES = 11
 SIDE = 352  # pixels: the last map has 11 x 11 places, so that objects a tenth of the image wide survive
 DETAIL = 416  # pixels of the longest side that an image is read with: what the detector takes
 
@@ -78,12 +82,12 @@ class Cells:
 
 
 class CellsAndBoxes:
-    """The 36 cells and the best boxes of a detector, with features by RoI-align from the maps of a frozen network."""
+    """36 cells, the best boxes of a detector and the whole image, with features by RoI-align from maps of a frozen network."""
 
     def __init__(self, network: MapNetwork, detector: Detector, boxes: int = BOXES) -> None:
         self.network, self.detector, self.boxes = network, detector, boxes
         self.name = f"{network.name}; {detector.name}"
-        self.regions, self.width = GRID * GRID + boxes, sum(network.widths)
+        self.regions, self.width = GRID * GRID + boxes + 1, sum(network.widths)
         self.facts = {
             "network": network.name,
             "weights": network.fingerprint,
@@ -112,9 +116,9 @@ class CellsAndBoxes:
         return Seen(features.numpy(), boxes, kinds)
 
     def _boxes(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(r, 4) the cells, then the boxes, best first, then the whole image in places that are left; (r,) kinds."""
+        """(r, 4) the cells, the boxes, best first, and the whole image in all places that are left; (r,) kinds."""
         found = self.detector(pixels, self.boxes)
-        left = self.boxes - len(found)
+        left = self.boxes - len(found) + 1
         boxes = np.concatenate([grid_boxes(), found, np.tile([0.0, 0.0, 1.0, 1.0], (left, 1))])
         return boxes, np.repeat([CELL, BOX, WHOLE], [GRID * GRID, len(found), left]).astype(np.uint8)
 

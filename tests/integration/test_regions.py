@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from killed_photos import TinyDetector, TinyMaps, tiny_regions
+from killed_photos import tiny_regions
 from PIL import Image
 from tiny_onnx import write_detector, write_network
 from typer.testing import CliRunner, Result
@@ -29,7 +29,7 @@ from itm_lab.photos import flickr8k, pca
 from itm_lab.photos.detector import Yolox, best_boxes, letterbox, open_detector
 from itm_lab.photos.network import OnnxMaps, grid_boxes, open_network
 from itm_lab.photos.onnx_file import OnnxFile
-from itm_lab.photos.regions import BOX, CELL, WHOLE, CellsAndBoxes, kinds_of
+from itm_lab.photos.regions import BOX, CELL, WHOLE, kinds_of
 from itm_lab.photos.roi_align import pool_boxes
 from itm_lab.photos.word_attention import WordAttention, words_on_boxes
 from itm_utils.boxes import iou
@@ -350,12 +350,14 @@ def test_components_that_cannot_be_used_are_one_clear_error(folder: Path, kind: 
 
 def test_regions_say_what_they_are(folder: Path) -> None:
     make(folder)
-    source = CellsAndBoxes(TinyMaps(), TinyDetector(), boxes=3)
+    source = tiny_regions()
     for name in ("train", "dev", "test"):
         split = open_split(folder / "out", name)
         assert split.features.shape[1:] == (39, 6) and split.sizes.tolist() == [[36, 24]] * split.n_images
         kinds = kinds_of(split)
-        assert (kinds[:, :36] == CELL).all() and (kinds[:, 36] == BOX).all()  # the quarter with the block, at least
+        assert (
+            (kinds[:, :36] == CELL).all() and (kinds[:, 36] == BOX).all() and (kinds[:, 38] == WHOLE).all()
+        )  # the quarter with the block, at least
         boxes = split.region_boxes(np.arange(split.n_images))
         for image, file in enumerate(split.ids):
             seen = source([source.read(folder / "photos" / file)])
