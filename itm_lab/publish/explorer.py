@@ -1,12 +1,14 @@
 """What the attention explorer shows: a few families of Scenes, and what every kept model that attends makes of them.
 
-`itm book explorer` writes ``data.js`` (JSON that a page may load from a disk, too) and the images to ``book/_static/explorer/``.
+`itm book explorer` writes to ``book/_static/explorer/``: ``data.js``, the attention of each model and the images. The data
+are JSON in scripts, which a page may load from a disk, too.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +35,7 @@ FAMILIES = 5  # at most; each adds a kind of edit that those before it have not
 OWN = {"base": 2}  # captions of an image that are shown, by its role; of others one
 SCALE = 3  # of the drawings
 NAMED = 0.3  # overlap from which on a region is called after a toy
-LARGEST = 1_500_000  # bytes of data.js
+LARGEST = 1_500_000  # bytes of all data
 VARIABLE = "attentionExplorer"
 
 
@@ -64,6 +66,7 @@ def write_explorer(kept: Iterable[KeptModel], data: SceneSplit, split: PrecompSp
     models = [shown for one in kept if (shown := shown_model(one, split, texts, pairs)) is not None]
     if not models:
         raise input_error(out, "no kept model that attends", "at least one", "`itm keep` writes them.")
+    attention = [model.pop("attention") for model in models]
     content = {
         "candidates": split.n_images,
         "images": [image_facts(data, split, image) for image in images],
@@ -71,13 +74,23 @@ def write_explorer(kept: Iterable[KeptModel], data: SceneSplit, split: PrecompSp
         "pairs": [[images.index(image), number] for image, number in pairs],
         "models": models,
     }
-    written = f"window.{VARIABLE} = {json.dumps(content, separators=(',', ':'), ensure_ascii=False)};\n"
-    if (size := len(written.encode())) > LARGEST:
+    scripts = {"data.js": f"window.{VARIABLE} = {compact(content)};\n"}
+    for number, weights in enumerate(attention):  # read when a reader chooses the model
+        scripts[f"attention/{number}.js"] = f"window.{VARIABLE}.models[{number}].attention = {compact(weights)};\n"
+    if (size := sum(len(text.encode()) for text in scripts.values())) > LARGEST:
         raise input_error(out, f"{size:,} bytes of data", f"at most {LARGEST:,}", "Show fewer families.")
+    for folder in ("attention", "images"):
+        shutil.rmtree(out / folder, ignore_errors=True)  # of models and images that are shown no longer
     for image in images:
         write_image(out / "images" / f"{image}.jpg", data.scenes[image])
-    write_text(out / "data.js", written)
-    return f"{out / 'data.js'}: {len(models)} models, {len(images)} images, {len(texts)} captions, {size:,} bytes"
+    for name, text in scripts.items():
+        write_text(out / name, text)
+    return f"{out}: {len(models)} models, {len(images)} images, {len(texts)} captions, {size:,} bytes of data"
+
+
+def compact(content: Any) -> str:
+    """JSON without spaces."""
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
 
 
 def kept_models(folder: Path) -> Iterator[KeptModel]:

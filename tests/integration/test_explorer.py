@@ -64,8 +64,16 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_data(folder: Path) -> dict[str, Any]:
-    text = (folder / "data.js").read_text(encoding="utf-8")
-    return json.loads(text.removeprefix(f"window.{explorer.VARIABLE} = ").removesuffix(";\n"))
+    """All that the page reads, as one tree."""
+    whole = assigned(folder / "data.js")
+    for number, model in enumerate(whole["models"]):
+        model["attention"] = assigned(folder / f"attention/{number}.js")
+    return whole
+
+
+def assigned(path: Path) -> Any:
+    """The JSON that a script assigns."""
+    return json.loads(path.read_text(encoding="utf-8").partition(" = ")[2].removesuffix(";\n"))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +158,8 @@ def test_committed_data_are_those_of_the_kept_models() -> None:
     assert shown == (SOURCES / "data.js").is_file()
     if not shown:
         pytest.skip("the page is not in the book yet: its models have not been kept")
-    assert (SOURCES / "data.js").stat().st_size <= explorer.LARGEST
+    scripts = [SOURCES / "data.js", *(SOURCES / "attention").iterdir()]
+    assert sum(path.stat().st_size for path in scripts) <= explorer.LARGEST
     assert {model["weights"] for model in read_data(SOURCES)["models"]} <= weights
 
 
@@ -201,7 +210,7 @@ def page(written: Path) -> Iterator[Any]:
 def fresh(page: Any) -> Any:
     """The page as it opens."""
     page.reload()
-    page.wait_for_selector(".explorer-words button")
+    page.wait_for_selector("[data-shown='0']")
     return page
 
 
@@ -246,7 +255,9 @@ def test_the_keyboard_alone_reaches_every_word(fresh: Any, data: dict[str, Any])
 
 def test_another_model_shows_its_own_attention_of_the_same_word(fresh: Any, data: dict[str, Any]) -> None:
     fresh.hover(".explorer-words button:nth-of-type(2)")
+    assert fresh.evaluate("window.attentionExplorer.models.map(one => Boolean(one.attention))") == [True, False, False]
     fresh.select_option("#explorer-model", label="BFAN")
+    fresh.wait_for_selector("[data-shown='1']")
     np.testing.assert_allclose(shares(fresh), stored(data, 1, 0, 0, 1), atol=1e-3)
     assert fresh.text_content("tr.explorer-current th") == "BFAN"
     assert "seed 5, rsum 12.3" in fresh.text_content("#explorer-about")
@@ -302,5 +313,6 @@ def test_axe_finds_nothing(fresh: Any) -> None:
     )
     for theme in ("light", "dark"):
         fresh.evaluate("theme => { document.documentElement.dataset.theme = theme; }", theme)
-        found = axe.Axe().run(fresh).response["violations"]
+        # "preload" would fetch the style sheet, which a page on a disk may not
+        found = axe.Axe().run(fresh, options={"preload": False}).response["violations"]
         assert [one["id"] for one in found] == []

@@ -1,5 +1,5 @@
 // The attention explorer: hover, focus or move to a word with the arrow keys, and the regions that it attends to light up.
-// Data come as a script (data.js), because a page that is opened from a disk may not fetch a file.
+// Data come as scripts (data.js, attention/*.js), because a page that is opened from a disk may not fetch a file.
 (() => {
   "use strict";
   const SVG = "http://www.w3.org/2000/svg";
@@ -29,6 +29,7 @@
     constructor(root, data) {
       this.root = root;
       this.data = data;
+      this.loading = new Set();
       this.base = root.dataset.files; // where images lie, seen from the page
       this.pairs = new Map(data.pairs.map(([image, caption], number) => [`${image} ${caption}`, number]));
       this.state = { model: 0, image: 0, caption: data.captions.findIndex((one) => one.image === 0), word: 0, twin: null };
@@ -100,6 +101,15 @@
       this.render();
     }
 
+    /** The attention of a model is read when it is chosen, as a script: a page that was opened from a disk may not fetch. */
+    load(number) {
+      if (this.data.models[number].attention || this.loading.has(number)) return;
+      this.loading.add(number);
+      const script = make("script", { src: `${this.base}attention/${number}.js` });
+      script.addEventListener("load", () => this.render());
+      document.head.append(script);
+    }
+
     /** The captions that this image is paired with, as written: its own first. */
     written(image) {
       const known = this.data.captions.map((caption, number) => ({ caption, number }))
@@ -139,9 +149,11 @@
       this.renderCaptions(caption);
       this.renderTwins(caption);
       this.renderBoxes(image);
-      this.weights = weightsOf(model.attention[this.pair], caption.words.length);
+      this.load(state.model);
+      this.weights = model.attention ? weightsOf(model.attention[this.pair], caption.words.length) : null;
       this.renderWords(caption);
       this.renderScores(caption);
+      this.root.dataset.shown = this.weights ? String(state.model) : "";
       this.light(Math.min(state.word, caption.words.length - 1));
     }
 
@@ -200,7 +212,7 @@
     /** Light up the regions of a word, and say what they hold. */
     light(word) {
       this.state.word = word;
-      const weights = this.weights[word], largest = Math.max(...weights, 1e-6), image = this.data.images[this.state.image];
+      const weights = this.weights ? this.weights[word] : this.rectangles.map(() => 0), largest = Math.max(...weights, 1e-6), image = this.data.images[this.state.image];
       this.words.querySelectorAll("button").forEach((button, number) => {
         button.setAttribute("aria-pressed", String(number === word));
         button.tabIndex = number === word ? 0 : -1; // one stop for the whole row
@@ -213,7 +225,8 @@
       const named = order.slice(0, SHOWN).filter(({ weight }) => weight > 0)
         .map(({ weight, region }) => `${percent(weight)} ${image.holds[region]}`);
       const shown = this.data.captions[this.state.caption].words[word];
-      this.said.textContent = `“${shown}” attends to ${named.length ? named.join(", ") : "no region"}.`;
+      const attends = `“${shown}” attends to ${named.length ? named.join(", ") : "no region"}.`;
+      this.said.textContent = this.weights ? attends : "";
     }
 
     renderScores(caption) {
