@@ -49,7 +49,7 @@ def features(
     regions: Regions = False,
     detector: DetectorFile = "yolox_nano",
     network: NetworkFile = "lite0",
-    layers: Layers = 2,
+    layers: Layers = 1,
     boxes: Boxes = 11,
     pca: Components = "",
 ) -> None:
@@ -67,7 +67,7 @@ def convert(
     min_count: MinCount = 4,
     detector: DetectorFile = "yolox_nano",
     network: NetworkFile = "lite0",
-    layers: Layers = 2,
+    layers: Layers = 1,
     boxes: Boxes = 11,
     pca: Components = "",
 ) -> None:
