@@ -192,9 +192,9 @@ def main() -> None:
     """Read the task from the first argument's file, print the answers."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     target = os.fdopen(os.dup(1), "w")
-    silence = os.open(os.devnull, os.O_RDWR)
+    nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # what an answer prints is nobody's
-        os.dup2(silence, stream)
+        os.dup2(nowhere, stream)
     names, found = definitions(task["definitions"]), {}
     for item in task["answers"]:
         begun = time.monotonic()

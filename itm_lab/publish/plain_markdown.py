@@ -60,7 +60,7 @@ def labels_of(notebook: NotebookNode) -> dict[str, str]:
     for cell in notebook.cells:
         figure = cell.metadata.get("mystnb", {}).get("figure", {})
         if figure.get("name"):
-            found[figure["name"]] = "the figure “" + first_sentence(figure.get("caption", "")) + "”"
+            found[figure["name"]] = "the figure “" + opening_words(figure.get("caption", "")) + "”"
         for kind, title, name in re.findall(r"^[`:]{3,}\{([\w-]+)\} *(.*)\n:(?:name|label): *(\S+)", cell.source, re.M):
             found[name] = f"the {kind}" if kind in ("figure", "table") else title
         for name, title in re.findall(r"^\(([\w:.-]+)\)=\s*\n+#+ *(.+)$", cell.source, re.M):
@@ -68,7 +68,7 @@ def labels_of(notebook: NotebookNode) -> dict[str, str]:
     return found
 
 
-def first_sentence(text: str) -> str:
+def opening_words(text: str) -> str:
     return re.split(r"(?<=\w)[.:](?:\s|$)", text, maxsplit=1)[0]
 
 

@@ -188,6 +188,10 @@ def f1_cases(draw: Draw) -> Iterator[Case]:
         "0 divided by 0: such a query counts 0",
     )
     yield Case("nothing is relevant", (torch.eye(3), torch.eye(3) > 2, 0.5), "such a query counts 0")
+    neither = torch.full((2, 4), 0.25), torch.zeros(2, 4, dtype=torch.bool)
+    yield Case(
+        "nothing is attended to and nothing is relevant", (*neither, 0.5), "0 divided by 0: such a query counts 0"
+    )
     yield Case("twenty queries", (*queries(20, 6), 0.15), "F1 of each query, then their mean")
     yield Case("another threshold", (*queries(20, 6), 0.3), "use the threshold that is given")
 

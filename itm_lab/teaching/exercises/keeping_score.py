@@ -244,7 +244,9 @@ def fold_image_to_text(scores, folds):
 
 def fold_cases(draw: Draw) -> Iterator[Case]:
     yield Case("one fold", (draw.normal(4, 8).numpy(), 1), "with one fold it is the recall over all images")
-    yield Case("one caption an image, two folds", (draw.normal(6, 6).numpy(), 2), "a fold ranks its own images only")
+    yield Case(
+        "one caption for each image, two folds", (draw.normal(6, 6).numpy(), 2), "a fold ranks its own images only"
+    )
     for images, each, folds in ((6, 2, 3), (8, 5, 2), (10, 3, 5)):
         scores = draw.normal(images, images * each).numpy()
         yield Case(

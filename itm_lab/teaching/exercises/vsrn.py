@@ -13,9 +13,9 @@ from itm_lab.teaching.checks import Case, Draw, Exercise
 def caption_cost(logits, words, per_token=False):
     """Token by token."""
     costs, tokens = [], 0
-    for sentence, targets in zip(logits.tolist(), words.tolist(), strict=True):
+    for steps, targets in zip(logits.tolist(), words.tolist(), strict=True):
         cost = 0.0
-        for numbers, target in zip(sentence, targets, strict=True):
+        for numbers, target in zip(steps, targets, strict=True):
             if target != 0:
                 cost += (
                     max(numbers)

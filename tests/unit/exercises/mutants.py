@@ -52,7 +52,9 @@ def mutants(source: str) -> Iterator[str]:
 
 def changes(node: ast.AST) -> Iterator:
     """What can be done to one node."""
-    if isinstance(node, ast.BinOp):
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        yield exchange
+    elif isinstance(node, ast.BinOp):
         for kind in SWAPS.get(type(node.op), ()):
             yield lambda n, kind=kind: setattr(n, "op", kind())
     elif isinstance(node, ast.Compare) and len(node.ops) == 1:
@@ -64,7 +66,12 @@ def changes(node: ast.AST) -> Iterator:
             yield lambda n: setattr(n, "value", 0)
     elif isinstance(node, ast.Attribute) and node.attr in NAMES:
         yield lambda n: setattr(n, "attr", NAMES[n.attr])
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
         yield lambda n: setattr(n, "op", ast.UAdd())
     elif isinstance(node, ast.Call) and len(node.args) == 2 and all(isinstance(a, ast.Name) for a in node.args):
         yield lambda n: n.args.reverse()
+
+
+def exchange(node: ast.BinOp) -> None:
+    """Exchange the two sides of an operator."""
+    node.left, node.right = node.right, node.left

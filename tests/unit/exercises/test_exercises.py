@@ -26,6 +26,13 @@ LABELS = sorted(all_exercises())
 WRONG = [(label, answer, says) for label in LABELS for answer, says in bank.WRONG[label]]
 
 
+# Changes after which an answer is as right as before; a pattern of the changed source.
+EQUIVALENT = {
+    "ex-forgotten-mask": r"words\)\.sum\(dim=1\)",  # unit norm follows
+    "ex-vsrn-axis": r"randn\((?!4, 5, 6, gen.*seed\(0\))|atol=0\)",  # any tensor will do
+}
+
+
 @cache
 def chapters() -> dict[str, NotebookNode]:
     return {path.stem: read_notebook(path) for path in filter(is_chapter, find_notebooks(ROOT))}
@@ -274,6 +281,8 @@ def test_mutants_of_the_solution_are_rejected(label: str) -> None:
     source = exercise.solution.source.split("\n\n\nprint(")[0]
     survivors, number = [], 0
     for mutant in mutants(source):
+        if label in EQUIVALENT and re.search(EQUIVALENT[label], mutant):
+            continue
         number += 1
         space = dict(names)
         exec(mutant, space)
