@@ -79,10 +79,8 @@ def run_statements(source: str, names: dict[str, Any], only_definitions: bool) -
     for statement in statements:
         if only_definitions and not defines(statement):
             continue
-        try:
+        with suppress(Exception):  # a name that is missing later is told where it is missed
             exec(compile(ast.Module([statement], []), "<chapter>", "exec"), names)  # nosec B102: in a process of its own
-        except Exception:
-            continue
 
 
 def without_magic(source: str) -> str:
@@ -116,13 +114,17 @@ def limit(seconds: int, megabytes: int) -> None:
     """Bounds of this process: processor time, memory beyond what is in use, size of files, open files, processes."""
     in_use = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + megabytes * 2**20,) * 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**20,) * 2)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    bounds = {
+        resource.RLIMIT_AS: in_use + megabytes * 2**20,
+        resource.RLIMIT_FSIZE: 64 * 2**20,
+        resource.RLIMIT_NOFILE: 128,
+        resource.RLIMIT_CORE: 0,
+    }
     mine = [process for process in psutil.process_iter(["uids", "num_threads"]) if owned(process.info["uids"])]
     threads = sum(process.info["num_threads"] or 1 for process in mine)
-    resource.setrlimit(resource.RLIMIT_NPROC, (threads + 32,) * 2)
+    bounds[resource.RLIMIT_NPROC] = threads + 32
+    for which, most in bounds.items():
+        resource.setrlimit(which, (most, most))
 
 
 def owned(uids: Any) -> bool:

@@ -14,7 +14,7 @@ from itm_utils.errors import input_error
 from itm_utils.files import write_text
 
 HEADING = re.compile(r"^## Did it stick\?", re.M)
-FOLDED = re.compile(r"^`{3,}\{admonition\} Answers?\n(?::.*\n)*(?P<answers>.*?)^`{3,}", re.M | re.S)
+FOLDED = re.compile(r"^`{3,}\{admonition\} Answers?\n(?::[^\n]*\n)*(?P<answers>.*?)^`{3,}", re.M | re.S)
 ITEM = re.compile(r"^(\d+)\. (.*?)(?=^\d+\. |\Z)", re.M | re.S)
 
 

@@ -59,13 +59,12 @@ def _exercises(notebook: NotebookNode, where: str) -> Iterator[ExerciseCells]:
         if not head:
             expected = "`{exercise} Title (easy, 10 minutes)` and a label"
             raise input_error(where, f"an exercise without level and time in cell {cell['id']}", expected)
-        parts = [
-            cells.get(f"{name}-{number}{part}")
-            for name, part in (("solution", ""), ("exercise", "-start"), ("exercise", "-check"))
-        ]
-        if parts[0] is None or (number != "reading" and None in parts):
+        solution = cells.get(f"solution-{number}")
+        stub, check = cells.get(f"exercise-{number}-start"), cells.get(f"exercise-{number}-check")
+        if solution is None or (number != "reading" and (stub is None or check is None)):
             raise input_error(where, f"exercise-{number} without stub, check or solution", "all three")
-        yield ExerciseCells(head["label"], head["title"], head["level"], int(head["minutes"]), cell, *parts)
+        level, minutes = head["level"], int(head["minutes"])
+        yield ExerciseCells(head["label"], head["title"], level, minutes, cell, solution, stub, check)
 
 
 def solved(exercise: ExerciseCells, begin: str, end: str) -> str:

@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from nbformat import NotebookNode, v4
 
@@ -73,7 +73,7 @@ def with_nbgrader(notebook: NotebookNode, where: str) -> NotebookNode:
     return without_solutions(notebook)
 
 
-def marks(name: str, points: int | None = None, *, solution: bool = False, grade: bool = False) -> dict[str, object]:
+def marks(name: str, points: int | None = None, *, solution: bool = False, grade: bool = False) -> dict[str, Any]:
     """The metadata by which nbgrader knows a cell."""
     known = {
         "grade_id": name,
@@ -94,8 +94,9 @@ def released(notebook: NotebookNode) -> NotebookNode:
         raise input_error(
             "--nbgrader", "no nbgrader", "it", "Install it: pip install 'itm-utils[classroom]'."
         ) from None
+    resources: Any = {"nbgrader": {"notebook": "copy", "assignment": "", "student": "."}}
     for step in (LockCells(), ClearSolutions(code_stub={"python": "..."}), ClearHiddenTests(), ComputeChecksums()):
-        notebook, _ = step.preprocess(notebook, {"nbgrader": {"notebook": "copy", "assignment": "", "student": "."}})
+        notebook, _ = step.preprocess(notebook, resources)
     return notebook
 
 

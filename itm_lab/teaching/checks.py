@@ -229,7 +229,7 @@ def stopped_with(error: BaseException, answer: Any) -> str:
 def without_solutions(answer: Any) -> Iterator[None]:
     """Take the solutions out of the namespace of an answer while it runs."""
     names = getattr(answer, "__globals__", None)
-    if names is None:  # a class
+    if not isinstance(names, dict):  # a class
         names = vars(sys.modules.get(getattr(answer, "__module__", ""), types.ModuleType("none")))
     hidden = {
         name: names.pop(name) for name in list(names) if name.lower().endswith("solution") and names[name] is not answer

@@ -213,7 +213,9 @@ F1 = Exercise(
     {
         "that is the precision": lambda w, r, t: float(rates(w, r, t)[0].mean()),
         "that is the recall": lambda w, r, t: float(rates(w, r, t)[1].mean()),
-        "that is the arithmetic mean of precision and recall": lambda w, r, t: float(sum(rates(w, r, t)).mean() / 2),
+        "that is the arithmetic mean of precision and recall": lambda w, r, t: float(
+            torch.stack(rates(w, r, t)).mean()
+        ),
         "all queries are counted together: F1 of each query, then their mean": pooled_f1,
         "that is F1 of the mean precision and recall: F1 of each query first": f1_of_means,
         "a weight on the threshold is not attended": lambda w, r, t: attention_f1(w, r, t - 1e-6),

@@ -158,7 +158,7 @@ def decode(queries, context, mask, scale=True, residual=True, norm=True, masked=
             logits = [float(queries[n, position] @ context[n, k]) / (d**0.5 if scale else 1) for k in real]
             largest = max(logits)
             weights = [math.exp(z - largest) for z in logits]
-            found = sum(w * context[n, k] for w, k in zip(weights, real, strict=True)) / sum(weights)
+            found = torch.stack([w * context[n, k] for w, k in zip(weights, real, strict=True)]).sum(0) / sum(weights)
             total = queries[n, position] + found if residual else found
             result[n, position] = nn.functional.layer_norm(total, (d,)) if norm else total
     return result

@@ -71,7 +71,7 @@ def distance(affinity, weights, gram, query_norm):
     return result
 
 
-def part_of_distance(norm=1, dot=1, square=1):
+def part_of_distance(norm=1.0, dot=1.0, square=1.0):
     def answer(affinity, weights, gram, query_norm):
         inner, own = (weights * affinity).sum(dim=1), (weights * (gram @ weights)).sum(dim=1)
         return norm * query_norm.square() - dot * 2 * inner + square * own

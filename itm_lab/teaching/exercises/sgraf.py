@@ -18,7 +18,7 @@ def gated_mean(nodes, logits, mask, gate=None, unit=True):
         gates = [
             (1 / (1 + math.exp(-z)) if gate is None else gate(z)) * here for z, here in zip(numbers, real, strict=True)
         ]
-        mean = sum(g * v for g, v in zip(gates, vectors, strict=True)) / sum(gates)
+        mean = torch.stack([g * v for g, v in zip(gates, vectors, strict=True)]).sum(0) / sum(gates)
         rows.append(mean / mean.norm() if unit else mean)
     return torch.stack(rows)
 
