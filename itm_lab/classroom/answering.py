@@ -80,7 +80,7 @@ def run_statements(source: str, names: dict[str, Any], only_definitions: bool) -
         if only_definitions and not defines(statement):
             continue
         with suppress(Exception):  # a name that is missing later is told where it is missed
-            exec(compile(ast.Module([statement], []), "<chapter>", "exec"), names)  # nosec B102: in a process of its own
+            exec(compile(ast.Module([statement], []), "<chapter>", "exec"), names)  # in a process of its own  # nosec B102
 
 
 def without_magic(source: str) -> str:
@@ -100,7 +100,7 @@ def answer_of(task: Mapping[str, Any], names: dict[str, Any]) -> list[Any]:
     for source in task["before"]:
         run_statements(source, names, only_definitions=False)
     try:
-        exec(compile(without_magic(task["source"]), "<answer>", "exec"), names)  # nosec B102: the point of this process
+        exec(compile(without_magic(task["source"]), "<answer>", "exec"), names)  # in a process of its own  # nosec B102
     except SyntaxError as error:
         return [Foreign(f"a SyntaxError in line {error.lineno} of the answer's cell")]
     except BaseException as error:
@@ -157,16 +157,16 @@ def forked(work: Callable[[], list[Any]], seconds: int, megabytes: int) -> list[
 
 def finished(child: int, reading: int, seconds: int) -> list[Any]:
     """Wait for a child: at most three times its processor time, then it is killed with all it started."""
-    content, end = b"", time.monotonic() + 3 * seconds + 5
-    while (left := end - time.monotonic()) > 0 and len(content) <= MOST_BYTES:
-        if not select.select([reading], [], [], left)[0]:
-            break
-        part = os.read(reading, 2**16)
+    content, end, late = b"", time.monotonic() + 3 * seconds + 5, False
+    while len(content) <= MOST_BYTES:
+        left = end - time.monotonic()
+        late = left <= 0 or not select.select([reading], [], [], left)[0]
+        part = b"" if late else os.read(reading, 2**16)
         if not part:
             break
         content += part
     ended = status = 0
-    for _ in range(100 if left > 0 else 1):  # who has said everything ends within a second
+    for _ in range(1 if late else 100):  # who has said everything ends within a second
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             break
@@ -178,7 +178,7 @@ def finished(child: int, reading: int, seconds: int) -> list[Any]:
     if len(content) > MOST_BYTES:
         return [Foreign("it returns more than can be read")]
     if not content:
-        late = left <= 0 or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL))
+        late = late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL))
         return [
             Foreign(
                 f"stopped after {seconds} s: a loop without an end?" if late else "the process ended without an answer"
