@@ -40,7 +40,7 @@ ANSWERS = {
         "refocus": "while True:\n        pass",
         "threshold_by_weight": "import os, glob\n    [os.remove(f) for f in glob.glob('*.ipynb')]\n    return weights",
         "keep_with_padding": "import torch, itm_lab.teaching.checks as c\n    c.difference = c.judge = lambda *a: ''\n"
-        "    torch.allclose = lambda *a, **k: True\n    return [bytearray(2**20) for _ in range(2**20)]",
+        "    torch.allclose = lambda *a, **k: True\n    return bytearray(2**40)",
     },
 }
 
