@@ -232,7 +232,13 @@ def test_hovering_a_word_lights_its_regions(fresh: Any, data: dict[str, Any]) ->
     for word in (1, 2):
         fresh.hover(f".explorer-words button:nth-of-type({word + 1})")
         np.testing.assert_allclose(shares(fresh), stored(data, 0, 0, 0, word), atol=1e-3)
-        assert f"“{data['captions'][0]['words'][word]}” attends to" in fresh.text_content(".explorer-said")
+        said = fresh.text_content(".explorer-said")
+        weights = stored(data, 0, 0, 0, word)
+        held = np.array(data["images"][0]["holds"])
+        share = {what: 100 * weights[held == what].sum() / weights.sum() for what in set(held)}
+        most = max(share, key=share.__getitem__)
+        found = re.search(rf"“{data['captions'][0]['words'][word]}” attends to (\d+) % {most}[,.]", said)
+        assert found and abs(int(found[1]) - share[most]) < 3  # stored weights are rounded
 
 
 def test_the_keyboard_alone_reaches_every_word(fresh: Any, data: dict[str, Any]) -> None:
