@@ -486,5 +486,7 @@ def explorer(
     from itm_lab.scenes import load_scenes
     from itm_utils.data.precomp import open_split
 
-    root, split = Paths.find().root, open_split(dataset_folder("scenes"), "test")
-    typer.echo(write_explorer(kept_models(root / weights), load_scenes("test"), split, root / out))
+    root = Paths.find().root
+    kept = kept_models(root / weights)
+    split = open_split(dataset_folder("scenes"), "test")
+    typer.echo(write_explorer(kept, load_scenes("test"), split, root / out))
