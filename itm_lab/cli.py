@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
+from itm_lab.classroom.cli import app as classroom
 from itm_lab.data.cli import app as data
 from itm_lab.paths import Paths
 from itm_lab.photos.cli import app as photos
+from itm_lab.photos.cli import convert
 from itm_lab.scenes.cli import app as scenes
 from itm_utils.errors import ItmError
 
@@ -34,6 +37,8 @@ book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
 app.add_typer(notebooks, name="notebooks")
 app.add_typer(book, name="book")
 app.add_typer(data, name="data")
+data.command()(convert)  # of photographs, a room above that of the data
+app.add_typer(classroom, name="classroom", help="A course folder, and grading.")
 app.add_typer(photos)
 
 
@@ -347,6 +352,30 @@ def ensemble(
 
 
 @app.command()
+def keep(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Experiments, or folders of runs; else those of experiments/kept.yaml.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Where the runs lie.")] = Path("runs"),
+    receipts: Annotated[Path, typer.Option(help="Where their receipts lie.")] = Path("receipts"),
+    out: Annotated[Path, typer.Option(help="Where kept models go.")] = Path("weights"),
+    provisional: Annotated[bool, typer.Option("--provisional", help="Before every planned seed has run, too.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put another kept model's files in the old ones' place.")
+    ] = False,
+) -> None:
+    """Keep the weights of the median seed in half precision, with a receipt that is scored from them."""
+    from itm_lab.experiments.keep import Places, keep_all
+
+    root, failed = Paths.find().root, False
+    places = Places(root, root / runs, root / receipts, root / out)
+    for kept, line in keep_all(places, names or [], provisional, replace):
+        typer.echo(line if kept else f"not kept: {line}", err=not kept)
+        failed |= not kept
+    raise typer.Exit(failed)
+
+
+@app.command()
 def figures(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run, e.g. runs/dcpa/f30k/two_stages/s0.")],
     out: Annotated[Path | None, typer.Option(help="Where the figures go; otherwise figures/ in that folder.")] = None,
@@ -417,22 +446,47 @@ def launch(
 @notebooks.command()
 def student(
     folder: Annotated[Path, typer.Argument(help="Where the copies go.")] = Path("_build/student"),
+    nbgrader: Annotated[bool, typer.Option("--nbgrader", help="Marked for nbgrader: what students get.")] = False,
+    instructor: Annotated[
+        bool, typer.Option("--instructor", help="Marked for nbgrader: with solutions and hidden tests.")
+    ] = False,
 ) -> None:
     """Write copies for a class, without solutions, answers and outputs."""
     from itm_lab.publish.student_copies import student_copies
 
-    typer.echo(f"{folder}: {len(student_copies(Paths.find().root, folder))} notebooks")
+    kind = "instructor" if instructor else "nbgrader" if nbgrader else "plain"
+    typer.echo(f"{folder}: {len(student_copies(Paths.find().root, folder, kind))} notebooks")
 
 
 @book.command()
 def build(
     executed: Annotated[bool, typer.Option("--executed", help="Show the copies run under _build/.")] = False,
+    solutions_from: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Leave solutions and answers out before this day.")
+    ] = None,
 ) -> None:
     """Build _build/html/index.html; warnings are errors."""
     from itm_lab.publish import build as builder
 
     start = time.perf_counter()
-    if not builder.build(Paths.find().root, executed):
+    if not builder.build(Paths.find().root, executed, solutions_from.date() if solutions_from else None):
         typer.echo("book: the build failed; the warnings stand above", err=True)
         raise typer.Exit(1)
     typer.echo(f"pages: {time.perf_counter() - start:.0f} s; _build/html/index.html")
+
+
+@book.command()
+def explorer(
+    weights: Annotated[Path, typer.Option(help="Where kept models lie.")] = Path("weights"),
+    out: Annotated[Path, typer.Option(help="Where the page's data go.")] = Path("book/_static/explorer"),
+) -> None:
+    """Write the data of the attention explorer: attention and scores of every kept model that attends, on Scenes."""
+    from itm_lab.data.opening import dataset_folder
+    from itm_lab.publish.explorer import kept_models, write_explorer
+    from itm_lab.scenes import load_scenes
+    from itm_utils.data.precomp import open_split
+
+    root = Paths.find().root
+    kept = kept_models(root / weights)
+    split = open_split(dataset_folder("scenes"), "test")
+    typer.echo(write_explorer(kept, load_scenes("test"), split, root / out))

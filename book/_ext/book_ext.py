@@ -124,6 +124,12 @@ class TrustTables(MadeTables):
     module = "trust_page"
 
 
+class PhotoRegions(MadeTables):
+    """``{photo-regions}``: which regions of photographs were measured, and what those of the dataset cover."""
+
+    module = "regions_page"
+
+
 class BenchmarkTables(MadeTables):
     """``{benchmark-tables}``: every committed ratio with its target, growth curves and host synchronisations."""
 
@@ -134,6 +140,18 @@ class RequirementsTables(MadeTables):
     """``{requirements-tables}``: what every table of the papers needs, takes and leaves on disk."""
 
     module = "requirements_page"
+
+
+class TeachingTimes(MadeTables):
+    """``{teaching-times}``: how long every chapter takes to read and to practise."""
+
+    module = "teaching_page"
+
+
+class KeptTables(MadeTables):
+    """``{kept-tables}``: every kept model with its seed, its rsum and its size."""
+
+    module = "kept_page"
 
 
 CAPTION = "The layers, top first: a module imports only what stands below it. The numbers are lines."
@@ -190,10 +208,13 @@ def setup(app: Sphinx) -> dict[str, bool]:
     silence_thebe(app)
     app.add_directive("execution-table", ExecutionTable)
     app.add_directive("ledger-page", LedgerPage)
+    app.add_directive("photo-regions", PhotoRegions)
     app.add_directive("architecture", Architecture)
     app.add_directive("trust-tables", TrustTables)
     app.add_directive("benchmark-tables", BenchmarkTables)
     app.add_directive("requirements-tables", RequirementsTables)
+    app.add_directive("teaching-times", TeachingTimes)
+    app.add_directive("kept-tables", KeptTables)
     app.connect("config-inited", set_buttons)
     app.connect("builder-inited", set_source_branch, priority=900)  # after the theme set its branch
     return {"parallel_read_safe": True, "parallel_write_safe": True}
