@@ -127,47 +127,6 @@ def score_by_loop(images, texts, direction, first_norm, temperature, pooling, ls
     return torch.stack(columns, dim=1)
 
 
-# cell scan-score
-def scan_attention(
-    affinity: Tensor,
-    shapes: Shapes,
-    first_norm: str,
-    temperature: float,
-    mask: PairMask | None = None,
-) -> Tensor:
-    """Attention weights (m, k, x) of affinities (m, k, x): ``attend`` for many items."""
-    normalize = partial(normalize_affinity, first_norm=first_norm)
-    return attend_groups(affinity, shapes, normalize, temperature, mask)
-
-
-def pool_queries(
-    values: Tensor,
-    shapes: Shapes,
-    pooling: str,
-    lse: float,
-    mask: PairMask | None = None,
-) -> Tensor:
-    """Pool values (m, x) of queries over each item: (m, n)."""
-    return pool_groups(values, shapes, partial(pool, pooling=pooling, lse=lse), mask)
-
-
-def scan_score(
-    affinity: Tensor,
-    gram: Tensor,
-    query_norm: Tensor,
-    shapes: Shapes,
-    first_norm: str,
-    temperature: float,
-    pooling: str,
-    lse: float,
-    mask: PairMask | None = None,
-) -> Tensor:
-    """Scores (m, n) from affinities (m, k, x): attend, compare, pool."""
-    weights = scan_attention(affinity, shapes, first_norm, temperature, mask)
-    relevance = cosine_from_gram(affinity, weights, gram, query_norm)
-    return pool_queries(relevance, shapes, pooling, lse, mask)
-
-
 # cell read-regions
 def region_layer(image_dim: int, width: int, weight_norm: bool) -> nn.Linear:
     """Linear projection of regions, initialised as in the public code."""
@@ -236,6 +195,47 @@ class RegionsAndWords(Matcher):
         words = words.to(self.word_embedding.weight.dtype)  # not that of autocast
         words = l2_normalize_eps(words) if self.text_norm else words
         return Texts(local=words, mask=batch.mask, lengths=batch.lengths)
+
+
+# cell scan-score
+def scan_attention(
+    affinity: Tensor,
+    shapes: Shapes,
+    first_norm: str,
+    temperature: float,
+    mask: PairMask | None = None,
+) -> Tensor:
+    """Attention weights (m, k, x) of affinities (m, k, x): ``attend`` for many items."""
+    normalize = partial(normalize_affinity, first_norm=first_norm)
+    return attend_groups(affinity, shapes, normalize, temperature, mask)
+
+
+def pool_queries(
+    values: Tensor,
+    shapes: Shapes,
+    pooling: str,
+    lse: float,
+    mask: PairMask | None = None,
+) -> Tensor:
+    """Pool values (m, x) of queries over each item: (m, n)."""
+    return pool_groups(values, shapes, partial(pool, pooling=pooling, lse=lse), mask)
+
+
+def scan_score(
+    affinity: Tensor,
+    gram: Tensor,
+    query_norm: Tensor,
+    shapes: Shapes,
+    first_norm: str,
+    temperature: float,
+    pooling: str,
+    lse: float,
+    mask: PairMask | None = None,
+) -> Tensor:
+    """Scores (m, n) from affinities (m, k, x): attend, compare, pool."""
+    weights = scan_attention(affinity, shapes, first_norm, temperature, mask)
+    relevance = cosine_from_gram(affinity, weights, gram, query_norm)
+    return pool_queries(relevance, shapes, pooling, lse, mask)
 
 
 # cell one-looks
