@@ -140,7 +140,8 @@ def gain(root: Path, experiment: str, other: str, dataset: str) -> Interval | No
     shared = sorted(values[0].keys() & values[1].keys())
     if len(shared) < 2 or any(values[0][seed][1] != values[1][seed][1] for seed in shared):
         return None
-    return paired_seeds(*([of[seed][0] for seed in shared] for of in values))
+    ours, theirs = ([of[seed][0] for seed in shared] for of in values)
+    return paired_seeds(ours, theirs)
 
 
 def gains_by_objective(dataset: str, grid: Grid, root: Path) -> dict[tuple[str, str], Interval]:
@@ -167,13 +168,14 @@ def gains_by_step(dataset: str, grid: Grid, root: Path, objective: str = "hardes
 def built(
     root: Path, experiment: str, words: int, image_dim: int, dataset: str = "scenes"
 ) -> tuple[Matcher, dict[str, Any]]:
-    """The untrained model of an experiment, and its parameters."""
+    """What ranks in an experiment, untrained, and its parameters: of DCPA's stage one alone, that stage."""
     from itm_lab.experiments.experiment_files import find_experiment
 
     chapter, _, key = experiment.partition("/")
     parameters = find_experiment(root, f"{chapter}/{dataset}/{key}").values()
     module = import_module(f"itm_utils.models.{chapter}")
-    return module.build(parameters, words, image_dim), parameters
+    *_, last = module.stages(parameters, module.build(parameters, words, image_dim))
+    return last.validated, parameters
 
 
 def parameter_count(model: Matcher) -> int:

@@ -29,7 +29,7 @@ def build_nearest(vectors: np.ndarray, kind: str) -> Any:
     if kind not in KINDS:
         raise input_error("kind", repr(kind), f"one of {', '.join(KINDS)}")
     vectors = checked(vectors)
-    rows, width = vectors.shape
+    width = vectors.shape[1]
     if kind == "flat":
         index = faiss.IndexFlatIP(width)
     elif kind == "hnsw":
@@ -60,11 +60,12 @@ def nearest(index: Any, kind: str, queries: np.ndarray, count: int, effort: int 
     queries = checked(queries)
     if queries.shape[1] != index.d:
         raise input_error("queries", f"vectors of width {queries.shape[1]}", f"width {index.d}, as in the index")
+    library: Any = faiss  # whose stubs do not know how these are made
     effort, settings = effort or EFFORT[kind], None
     if kind == "ivf":
-        settings = faiss.SearchParametersIVF(nprobe=min(effort, index.nlist))
+        settings = library.SearchParametersIVF(nprobe=min(effort, index.nlist))
     elif kind == "hnsw":
-        settings = faiss.SearchParametersHNSW(efSearch=max(effort, count))
+        settings = library.SearchParametersHNSW(efSearch=max(effort, count))
     return index.search(queries, min(count, index.ntotal), params=settings)
 
 

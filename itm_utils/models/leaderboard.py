@@ -15,10 +15,17 @@ class SigmoidLoss:
     def __init__(self, scale: float = 10.0, bias: float = -5.0) -> None:
         self.scale, self.bias = scale, bias
 
-    def __call__(self, model: Matcher, batch: PairBatch) -> tuple[Tensor, dict[str, float]]:
-        images, texts = model.encode_images(batch.images), model.encode_texts(batch.texts)
+    def __call__(
+        self, model: Matcher, batch: PairBatch
+    ) -> tuple[Tensor, dict[str, float]]:
+        images, texts = (
+            model.encode_images(batch.images),
+            model.encode_texts(batch.texts),
+        )
         scores = model.score(images, texts)
-        sign = 2 * torch.eye(len(batch), device=scores.i2t.device) - 1  # 1 for positives, else -1
-        both = [sign * (self.scale * one + self.bias) for one in (scores.i2t, scores.t2i)]
-        loss = -sum(torch.nn.functional.logsigmoid(one).sum() for one in both) / len(batch)
+        sign = (
+            2 * torch.eye(len(batch), device=scores.i2t.device) - 1
+        )  # 1 for positives, else -1
+        logits = self.scale * torch.stack([scores.i2t, scores.t2i]) + self.bias
+        loss = -torch.nn.functional.logsigmoid(sign * logits).sum() / len(batch)
         return loss + sum(model.extra_losses(images, texts, batch).values()), {}

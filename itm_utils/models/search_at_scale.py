@@ -64,7 +64,9 @@ def rerank(cheap: Tensor, full: Scores, lists: tuple[Tensor, Tensor]) -> Scores:
     """
 
     def ordered(scores: Tensor, listed: Tensor) -> Tensor:
-        behind = cheap - cheap.max() + scores[listed].min() - 1  # below every listed pair
+        behind = (
+            cheap - cheap.max() + scores[listed].min() - 1
+        )  # below every listed pair
         return torch.where(listed, scores, behind)
 
     return Scores(ordered(full.i2t, lists[0]), ordered(full.t2i, lists[1]))

@@ -229,26 +229,28 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("matcher", whole_matchers(), ids=lambda matcher: matcher.__name__)
-def test_every_matcher_has_one_unit_vector_an_item(matcher: type, any_pairs: PairDataset) -> None:
-    model, batch = small(matcher, 17, 24).eval(), any_pairs[[0, 3, 7]]
+def test_every_matcher_has_one_unit_vector_an_item(
+    matcher: type, any_pairs: PairDataset, toy_vocabulary: Vocabulary
+) -> None:
+    model, batch = small(matcher, len(toy_vocabulary), 24).eval(), any_pairs[[0, 3, 7]]
     with torch.inference_mode():
         for encoded in (model.encode_images(batch.images), model.encode_texts(batch.texts)):
             vectors = summary_vectors(encoded)
             assert len(vectors) == 3 and torch.allclose(vectors.norm(dim=1), torch.ones(3), atol=1e-5)
 
 
-def test_a_mean_ignores_padding(toy_pairs: PairDataset) -> None:
+def test_a_mean_ignores_padding(toy_pairs: PairDataset, toy_vocabulary: Vocabulary) -> None:
     torch.manual_seed(0)
-    model = SCAN(17, 24, width=8, word_dim=8).eval()
+    model = SCAN(len(toy_vocabulary), 24, width=8, word_dim=8).eval()
     with torch.inference_mode():
         together = summary_vectors(model.encode_texts(toy_pairs.texts.batch(np.arange(6))))
         alone = [summary_vectors(model.encode_texts(toy_pairs.texts.batch(np.array([n])))) for n in range(6)]
     assert torch.allclose(together, torch.cat(alone), atol=1e-6)
 
 
-def test_scores_of_listed_pairs_are_entries_of_all_scores(toy_pairs: PairDataset) -> None:
+def test_scores_of_listed_pairs_are_entries_of_all_scores(toy_pairs: PairDataset, toy_vocabulary: Vocabulary) -> None:
     torch.manual_seed(0)
-    model = SCAN(17, 24, width=8, word_dim=8)
+    model = SCAN(len(toy_vocabulary), 24, width=8, word_dim=8)
     images, texts = encode_split(model, toy_pairs.split, toy_pairs.texts)
     full = score_all(model, images, texts, progress=False)
     cheap = summary_vectors(images) @ summary_vectors(texts).T
@@ -257,17 +259,16 @@ def test_scores_of_listed_pairs_are_entries_of_all_scores(toy_pairs: PairDataset
     wanted = lists[0] | lists[1]
     assert torch.allclose(found.i2t[wanted], full.i2t[wanted], atol=1e-6) and wanted.float().mean() < 0.7
     assert (found.i2t[~wanted] == -torch.inf).all()
-    ranked, behind = rerank(cheap, found, lists), ~lists[0]
-    for row in range(len(cheap)):
-        order = ranked.i2t[row].argsort(descending=True)
-        listed = lists[0][row]
-        assert listed[order[: int(listed.sum())]].all()  # the list first, by the full score
-        assert torch.equal(
-            order[: int(listed.sum())],
-            torch.where(listed, full.i2t[row], -torch.inf).argsort(descending=True)[: int(listed.sum())],
-        )
-        kept = torch.where(behind[row], cheap[row], -torch.inf).argsort(descending=True)[: int(behind[row].sum())]
-        assert torch.equal(order[int(listed.sum()) :], kept)  # all others as the cheap score has them
+    ranked = rerank(cheap, found, lists)
+    for of, scores, listed in ((ranked.i2t, found.i2t, lists[0]), (ranked.t2i.T, found.t2i.T, lists[1].T)):
+        beside = cheap if of is ranked.i2t else cheap.T
+        for row in range(len(of)):
+            first, rest = of[row][listed[row]], of[row][~listed[row]]
+            assert first.min() > rest.max()  # the list stands first,
+            assert torch.equal(
+                first, scores[row][listed[row]]
+            )  # by the full score; all others as the cheap one has them
+            assert torch.allclose(rest.diff(), beside[row][~listed[row]].diff(), atol=1e-6)
     assert torch.equal(rerank(cheap, full, listed_pairs(cheap, 1.0)).t2i, full.t2i)
 
 

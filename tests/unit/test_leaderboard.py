@@ -89,6 +89,7 @@ def test_what_stands_beside_a_run_differs_in_its_objective_alone() -> None:
                     "ccs_margin",
                     "stage_one",
                     "run_dir",
+                    "baseline",  # a folder to measure against, after training
                 }
 
 
@@ -161,6 +162,13 @@ def test_cost_of_a_model(model: str, toy_pairs: PairDataset) -> None:
     few = split.first(6)
     if model != "PFAN":  # its boxes are pixels of Scenes
         assert scoring_seconds(made, few, toy_pairs.texts) > 0
+
+
+def test_stage_one_of_dcpa_is_what_ranks_in_its_experiment() -> None:
+    alone, _ = built(ROOT, GRID.experiment("DCPA stage one", "hardest"), 50, 24)
+    both, _ = built(ROOT, GRID.experiment("DCPA", "hardest"), 50, 24)
+    assert type(alone).__name__ == "IntraPAM" and type(both).__name__ == "DCPA"
+    assert parameter_count(alone) < parameter_count(both)
 
 
 def test_frozen_weights_are_no_parameters() -> None:
