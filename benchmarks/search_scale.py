@@ -39,7 +39,7 @@ from itm_utils.data.batches import WordCaptions, image_batch
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.matcher import Images, Matcher, Scores, Texts
 from itm_utils.metrics.retrieval import evaluate
-from itm_utils.models.search_at_scale import listed_pairs, rerank, score_listed, summary_vectors
+from itm_utils.models.search_at_scale import candidate_lists, rerank, score_candidates, summary_vectors
 from itm_utils.scoring import encode_split, evaluating, score_all
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +80,8 @@ class Trained:
         module = import_module(f"itm_utils.models.{chapter[name].partition('_')[2]}")
         self.name = name
         run = Chapter(chapter[name], self.parameters)
-        self.data = run.open(token_states(self.parameters) if name in ("MMCA", "DCPA") else None)
+        frozen = "text_encoder" in self.parameters and self.parameters.get("text_backbone") != "gru"
+        self.data = run.open(token_states(self.parameters) if frozen else None)
         torch.manual_seed(self.parameters["seed"])
         self.model: Matcher = module.build(self.parameters, len(self.data.vocabulary), self.data.train.feature_dim)
         begin = time.process_time()
@@ -99,7 +100,7 @@ def curve(cheap: torch.Tensor, full: Scores, owner: np.ndarray) -> dict[str, lis
     """rsum and the share of all pairs that were scored, for each share of candidates."""
     rows: dict[str, list[float]] = {"share": [], "pairs": [], "rsum": []}
     for share in SHARES:
-        lists = listed_pairs(cheap, share)
+        lists = candidate_lists(cheap, share)
         rows["share"].append(share)
         rows["pairs"].append((lists[0] | lists[1]).float().mean().item())
         rows["rsum"].append(evaluate(rerank(cheap, full, lists), owner).rsum)
@@ -116,8 +117,8 @@ def measure_curves(one: Trained, cheap: dict[str, torch.Tensor]) -> dict[str, An
     with evaluating(one.model):
         cheap_seconds = min(timed(lambda: one.own) for _ in range(3))
         for share in TIMED_SHARES:
-            lists = listed_pairs(cheap["own"], share)
-            seconds[str(share)] = timed(partial(score_listed, one.model, *sides, lists))
+            lists = candidate_lists(cheap["own"], share)
+            seconds[str(share)] = timed(partial(score_candidates, one.model, *sides, lists))
     result = {
         "train_seconds": one.seconds, "full_rsum": evaluate(full, owner).rsum, "full_seconds": whole,
         "cheap_seconds": cheap_seconds, "listed_seconds": seconds,

@@ -27,8 +27,8 @@ def summary_vectors(items: Encoded) -> Tensor:
 
 
 # cell lists
-def listed_pairs(cheap: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Pairs (i, c) that each image lists, and pairs that each caption lists.
+def candidate_lists(cheap: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Candidates of each image, and of each caption, as masks of pairs: (i, c) both.
 
     cheap: scores (i, c). share: part of all candidates, at least one.
     """
@@ -41,10 +41,10 @@ def listed_pairs(cheap: Tensor, share: float) -> tuple[Tensor, Tensor]:
 
 
 # cell score-listed
-def score_listed(
+def score_candidates(
     model: Matcher, images: Images, texts: Texts, lists: tuple[Tensor, Tensor]
 ) -> Scores:
-    """Full scores (i, c) of the listed pairs, minus infinity elsewhere; image by image."""
+    """Full scores (i, c) of the candidates, minus infinity elsewhere; image by image."""
     wanted = (lists[0] | lists[1]).cpu()
     i2t = torch.full(wanted.shape, -math.inf)
     t2i = i2t.clone()
@@ -60,13 +60,11 @@ def score_listed(
 def rerank(cheap: Tensor, full: Scores, lists: tuple[Tensor, Tensor]) -> Scores:
     """Scores that rank the list of each query by the full score, then all others by the cheap one.
 
-    cheap: (i, c). lists: see listed_pairs; a direction uses the list of its own queries.
+    cheap: (i, c). lists: of candidate_lists; a direction uses those of its own queries.
     """
 
     def ordered(scores: Tensor, listed: Tensor) -> Tensor:
-        behind = (
-            cheap - cheap.max() + scores[listed].min() - 1
-        )  # below every listed pair
+        behind = cheap - cheap.max() + scores[listed].min() - 1  # below every candidate
         return torch.where(listed, scores, behind)
 
     return Scores(ordered(full.i2t, lists[0]), ordered(full.t2i, lists[1]))

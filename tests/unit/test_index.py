@@ -29,7 +29,7 @@ from itm_utils.data.precomp import open_split
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import ItmError
 from itm_utils.models.scan import SCAN
-from itm_utils.models.search_at_scale import listed_pairs, rerank, score_listed, summary_vectors
+from itm_utils.models.search_at_scale import candidate_lists, rerank, score_candidates, summary_vectors
 from itm_utils.models.vsepp import VSEPP
 from itm_utils.scoring import encode_split, evaluating, score_all, score_split
 from itm_utils.training.checkpoints import save_model
@@ -248,14 +248,16 @@ def test_a_mean_ignores_padding(toy_pairs: PairDataset, toy_vocabulary: Vocabula
     assert torch.allclose(together, torch.cat(alone), atol=1e-6)
 
 
-def test_scores_of_listed_pairs_are_entries_of_all_scores(toy_pairs: PairDataset, toy_vocabulary: Vocabulary) -> None:
+def test_scores_of_candidate_lists_are_entries_of_all_scores(
+    toy_pairs: PairDataset, toy_vocabulary: Vocabulary
+) -> None:
     torch.manual_seed(0)
     model = SCAN(len(toy_vocabulary), 24, width=8, word_dim=8)
     images, texts = encode_split(model, toy_pairs.split, toy_pairs.texts)
     full = score_all(model, images, texts, progress=False)
     cheap = summary_vectors(images) @ summary_vectors(texts).T
-    lists = listed_pairs(cheap, 0.3)
-    found = score_listed(model, images, texts, lists)
+    lists = candidate_lists(cheap, 0.3)
+    found = score_candidates(model, images, texts, lists)
     wanted = lists[0] | lists[1]
     assert torch.allclose(found.i2t[wanted], full.i2t[wanted], atol=1e-6) and wanted.float().mean() < 0.7
     assert (found.i2t[~wanted] == -torch.inf).all()
@@ -269,7 +271,7 @@ def test_scores_of_listed_pairs_are_entries_of_all_scores(toy_pairs: PairDataset
                 first, scores[row][listed[row]]
             )  # by the full score; all others as the cheap one has them
             assert torch.allclose(rest.diff(), beside[row][~listed[row]].diff(), atol=1e-6)
-    assert torch.equal(rerank(cheap, full, listed_pairs(cheap, 1.0)).t2i, full.t2i)
+    assert torch.equal(rerank(cheap, full, candidate_lists(cheap, 1.0)).t2i, full.t2i)
 
 
 # -- from a run to an answer -----------------------------------------------------------------------------------------
