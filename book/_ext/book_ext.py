@@ -136,6 +136,12 @@ class RequirementsTables(MadeTables):
     module = "requirements_page"
 
 
+class KeptTables(MadeTables):
+    """``{kept-tables}``: every kept model with its seed, its rsum and its size."""
+
+    module = "kept_page"
+
+
 CAPTION = "The layers, top first: a module imports only what stands below it. The numbers are lines."
 
 
@@ -194,6 +200,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("trust-tables", TrustTables)
     app.add_directive("benchmark-tables", BenchmarkTables)
     app.add_directive("requirements-tables", RequirementsTables)
+    app.add_directive("kept-tables", KeptTables)
     app.connect("config-inited", set_buttons)
     app.connect("builder-inited", set_source_branch, priority=900)  # after the theme set its branch
     return {"parallel_read_safe": True, "parallel_write_safe": True}
