@@ -136,6 +136,12 @@ class RequirementsTables(MadeTables):
     module = "requirements_page"
 
 
+class TeachingTimes(MadeTables):
+    """``{teaching-times}``: how long every chapter takes to read and to practise."""
+
+    module = "teaching_page"
+
+
 class KeptTables(MadeTables):
     """``{kept-tables}``: every kept model with its seed, its rsum and its size."""
 
@@ -200,6 +206,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("trust-tables", TrustTables)
     app.add_directive("benchmark-tables", BenchmarkTables)
     app.add_directive("requirements-tables", RequirementsTables)
+    app.add_directive("teaching-times", TeachingTimes)
     app.add_directive("kept-tables", KeptTables)
     app.connect("config-inited", set_buttons)
     app.connect("builder-inited", set_source_branch, priority=900)  # after the theme set its branch
