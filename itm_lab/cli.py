@@ -14,6 +14,7 @@ from itm_lab.classroom.cli import app as classroom
 from itm_lab.data.cli import app as data
 from itm_lab.paths import Paths
 from itm_lab.photos.cli import app as photos
+from itm_lab.photos.cli import convert
 from itm_lab.scenes.cli import app as scenes
 from itm_utils.errors import ItmError
 
@@ -36,6 +37,7 @@ book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
 app.add_typer(notebooks, name="notebooks")
 app.add_typer(book, name="book")
 app.add_typer(data, name="data")
+data.command()(convert)  # of photographs, a room above that of the data
 app.add_typer(classroom, name="classroom", help="A course folder, and grading.")
 app.add_typer(photos)
 

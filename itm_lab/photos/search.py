@@ -81,7 +81,7 @@ def open_run(run: Path, data: str, split: str, trained_on: str = "") -> Opened:
     wanted = model.config.get("image_dim", opened.feature_dim)
     if wanted != opened.feature_dim:
         expected = f"{wanted}, as {path.name} was trained on"
-        hint = "Both must come from the same network; itm features makes 1,280."
+        hint = "Both must come from the same network; features.json of each dataset says which."
         raise input_error(opened.features.path, f"{opened.feature_dim} numbers a region", expected, hint)
     if torch.cuda.is_available():
         model.cuda()

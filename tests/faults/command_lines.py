@@ -32,7 +32,7 @@ PATIENCE = 120  # seconds after which a command hangs
 KNOWN: dict[str, Sequence[str]] = {
     "data": ["data/toy", "data", "scenes"], "data_root": ["data"], "folder": ["data/toy", "runs/a", "out"],
     "folders": ["runs/a"], "checkpoint": ["runs/a", "runs/a/best.safetensors"], "model": ["runs/a", "scan"], "run": ["runs/a"],
-    "out": ["out/x", "out/x.png"], "split": ["test", "train", "dev"], "dataset": ["f30k", "coco", "entities"], "public": ["data/toy/toy_vocab.json"],
+    "out": ["out/x", "out/x.png"], "split": ["test", "train", "dev"], "dataset": ["f30k", "coco", "entities", "flickr8k"], "public": ["data/toy/toy_vocab.json"],
     "vocabulary": ["data/toy/toy_vocab.json"], "files": ["receipts/02_scan/a_toy_s0.json", "data/toy/train_caps.txt"], "check": ["receipts/02_scan/a_toy_s0.json"],
     "experiments": ["scan/f30k/t2i_avg", "vsepp/scenes", "dcpa/f30k/two_stages"], "experiment": ["scan/f30k/t2i_avg"],
     "parameter": ["width=8", "dataset=data/toy", "device=cpu", "epochs=-1", "run_dir=runs/{x}", "variant=a/b"], "table": ["scan/table_1"],

@@ -226,6 +226,20 @@ def test_a_model_that_is_not_the_receipts_is_refused(places: Places, monkeypatch
         keep(places)
 
 
+def test_receipts_of_other_settings_are_refused(places: Places) -> None:
+    """An experiment that has changed since, as from three epochs to four."""
+    path = places.root / "experiments/scan.yaml"
+    text = path.read_text(encoding="utf-8")
+    try:
+        path.write_text(text.replace("epochs: 3", "epochs: 4"), encoding="utf-8")
+        with pytest.raises(
+            ItmError, match=r"found epochs = 3 in the receipt of seed 5, expected 4\. The experiment has"
+        ):
+            keep(places)
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
 def test_a_file_that_is_too_large_is_refused(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "LARGEST", 1_000)
     with pytest.raises(ItmError, match=r"bytes of weights, expected at most 1,000"):
