@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from itm_lab.photos.index_cli import app as index_app
 from itm_utils.errors import input_error, printable
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from itm_lab.photos.regions import Source
 
 app = typer.Typer()
+app.add_typer(index_app, name="index", help="Search a large collection: build an index, add to it, ask it.")
 MinCount = Annotated[int, typer.Option(min=1, help="How often a word must occur to be in the vocabulary.")]
 Regions = Annotated[bool, typer.Option("--regions", help="Cells, a detector's boxes, the image; else cells alone.")]
 DetectorFile = Annotated[str, typer.Option(help="With --regions: yolox_nano, or the path of a YOLOX .onnx file.")]
@@ -115,6 +117,10 @@ def search(
     photos: Annotated[Path | None, typer.Option(help="The folder of the photographs, to show them.")] = None,
     trained_on: Annotated[str, typer.Option(help="The run's own dataset folder, if it is not the one searched.")] = "",
     top: Annotated[int, typer.Option(min=1, max=40, help="How many matches.")] = 8,
+    index: Annotated[
+        Path | None, typer.Option(help="An index of this split (itm index build): only what it retrieves is scored.")
+    ] = None,
+    candidates: Annotated[int, typer.Option(min=1, help="With --index: how many items the model orders.")] = 200,
     out: Annotated[Path, typer.Option(help="The contact sheet.")] = Path("sheet.png"),
 ) -> None:
     """Find the images that fit a sentence, or the captions that fit an image, with a trained model."""
@@ -122,6 +128,7 @@ def search(
         found = "both" if image else "neither"
         raise input_error("itm search", f"{found} of a sentence and --image", "one of the two")
     from itm_lab.photos.answer import answer_image, answer_query
+    from itm_lab.photos.retrieve import request_of
     from itm_lab.photos.search import open_run, trained_here
     from itm_lab.photos.sheet import check_place
 
@@ -129,7 +136,9 @@ def search(
     opened = open_run(model, data, split, trained_on)
     if not trained_here(opened):
         typer.echo(f"note: {model} was trained on other images than the training split of {data}")
-    answer = answer_image(opened, image, photos, top, out) if image else answer_query(opened, query, photos, top, out)
+    request = request_of(index, opened, "captions" if image else "images", candidates) if index else None
+    given = (photos, top, out, request)
+    answer = answer_image(opened, image, *given) if image else answer_query(opened, query, *given)
     for line in answer:
         typer.echo(printable(line))  # captions come from a file, and may hold anything
     typer.echo(out)

@@ -25,6 +25,7 @@ LAB = {
     "records": "receipts, ranks, digests of rules, starting and saving a run of a chapter",
     "parity": "reference cases, adapters for published checkpoints",
     "photos": "features of your own photographs, search",
+    "index": "vectors on disk, searched by faiss, and a large collection to search in",
     "finished_run": "the model and the captions of a finished run",
     "data": "check, fetch, convert and open datasets",
     "scenes": "the synthetic dataset",

@@ -39,6 +39,7 @@ KNOWN: dict[str, Sequence[str]] = {
     "seeds": ["0-1", "4-2"], "search": ["width=8,16"], "grid": ["margin=0.1,0.2"], "gpu": ["RTX 3090"], "jobs": ["1"],
     "names": ["scan"], "query": ["a red cube"], "image": ["test_00001.png", "0"], "top": ["1", "41"], "karpathy": ["k.json"],
     "json_file": ["k.json"], "captions": ["captions.csv"], "photos": ["data/toy"], "split_sizes": ["2,1,1"], "ref": ["main"], "repository": ["https://example.org/a"],
+    "index": ["shelf"], "candidates": ["5"], "effort": ["1"], "kind": ["flat", "tree"], "of": ["images", "captions"], "trained_on": ["data/toy"],
     "variant": ["A"], "receipts": ["receipts"], "number": ["0"], "device": ["cuda", "cuda:99"], "write": ["out/recipes"], "texts": ["3"], "images": ["2"],
 }  # fmt: skip
 # Without options that say more they would work for minutes, or write into the package itself.
