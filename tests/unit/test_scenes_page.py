@@ -1,4 +1,4 @@
-"""The page "The little world" says what the benchmarks measured, and the measurements keep the issue's promises."""
+"""The page on Scenes says what the benchmarks measured, and the measurements keep the issue's promises."""
 
 from __future__ import annotations
 
