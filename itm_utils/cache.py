@@ -26,6 +26,7 @@ LARGE = 2**30  # bytes: of files beyond this only some blocks are read, all woul
 BLOCKS, BLOCK = 256, 2**14  # how many, spread evenly, and the bytes of one
 
 log = logging.getLogger("itm_utils")
+_verified: dict[Path, tuple] = {}  # folder → sizes and times of its files when this process found it whole
 
 
 def cache_root() -> Path:
@@ -88,17 +89,30 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the folder was finished and every byte is in place."""
+    """Whether the folder was finished and every byte is in place; bytes are read again once a size or time has changed."""
     try:
+        state = _sizes_and_times(folder)
+        if state and _verified.get(folder) == state:
+            return True
         files = read_manifest(folder)["files"]
         named = files.keys() | {"manifest.json"}
-        return (
+        whole = (
             len(named) > 1
             and named == {path.name for path in folder.iterdir()}
             and all(_checksum(folder / name) == checksum for name, checksum in files.items())
         )
     except (ValueError, OSError, KeyError, AttributeError, TypeError, RecursionError):
         return False
+    if whole:
+        _verified[folder] = state
+    return whole
+
+
+def _sizes_and_times(folder: Path) -> tuple:
+    """Name, size and time of change of every file, with the folder's own place on the disk."""
+    there = folder.stat()
+    files = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(folder))
+    return (there.st_dev, there.st_ino, *files)
 
 
 def write_compact_json(path: Path, content: Any) -> None:

@@ -101,16 +101,22 @@ class TrialQueue:
     def __init__(self, root: Path, entries: list[Entry], results: Path) -> None:
         self.root, self.entries, self.results = root, entries, results
         self.open: list[Job] | None = None
+        self.known: dict[tuple[str, tuple[int, ...]], list[Job]] = {}  # experiment, seeds → its open runs
+        self.lacking: set[str] = set()  # folders of finished runs whose scores are needed and not there
         self.again: set[Job] = set()
         self.failed: dict[str, str] = {}  # folder of a run, or name of an experiment → what to call it
 
     def jobs(self) -> list[Job]:
-        """Runs that may start now, in the order of the queue; found anew after every run that ends."""
+        """Runs that may start now, in the order of the queue; a run that ends opens others only where it was waited for."""
         if self.open is None:
             found: dict[str, Job] = {}
-            lacking = self.without_scores()
+            if (lacking := self.without_scores()) != self.lacking:
+                self.lacking, self.known = lacking, {}
             for experiment, seeds in self.wanted():
-                for job in self.next_runs(experiment, seeds, lacking):
+                key = experiment.name, tuple(seeds)
+                if key not in self.known:
+                    self.known[key] = self.next_runs(experiment, seeds, lacking)
+                for job in self.known[key]:
                     found.setdefault(job.parameters["run_dir"], job)
             self.open = list(found.values())
         return self.open
@@ -196,8 +202,11 @@ class TrialQueue:
         self.failed[key] = label
 
     def ended(self, job: Job, fine: bool) -> None:
-        """A run has ended: others may be open now."""
-        self.open = None
+        """A run has ended: others may be open now, of the experiments that waited for it."""
+        self.open, folder = None, job.parameters["run_dir"]
+        waited = [key for key, jobs in self.known.items() if any(one.parameters["run_dir"] == folder for one in jobs)]
+        for key in waited:
+            del self.known[key]
         if not fine:
             self.failed[job.parameters["run_dir"]] = job.label
         elif job.experiment.ensemble or job.experiment.twins:
@@ -258,7 +267,7 @@ class TrialQueue:
             remove_damaged(job)
             if job not in self.again and is_finished(job, job.folder):
                 collect(job, self.results)
-                self.open = None
+                self.open, self.known = None, {}
 
     def evidence(self) -> Iterator[Job]:
         """The runs that receipts will count for, whatever a search chooses."""

@@ -64,7 +64,7 @@ def test_figures_of_a_dataset_that_is_not_scenes(
     for module in (sheet, panels):
         monkeypatch.setattr(module, "show", note)
     monkeypatch.setattr("chapter_on_device.DEVICE", torch.device("cpu"))
-    data = write_toy_dataset(tmp_path / "toy", {"train": 70, "dev": 62, "test": 70})
+    data = write_toy_dataset(tmp_path / "toy", {"train": 140, "dev": 62, "test": 70})  # half of train is used
     changes = {"teach": True, "dataset": str(data), "evaluate_on": "test"} | cheap(notebook)
     run_on_device(notebook, tmp_path / "run", monkeypatch, **changes)
     assert len(shown) >= 4

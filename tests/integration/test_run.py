@@ -152,8 +152,8 @@ def itm(*arguments: str) -> tuple[int, str]:
 
 def test_a_recipe_is_all_that_a_run_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    code, text = itm("recipe", "scan/scenes/t2i_avg", "-p", "seed=7", "-p", "width=16")
-    (job,) = plan(ROOT, ["scan/scenes/t2i_avg"], "", "7", ["width=16"], [])
+    code, text = itm("recipe", "scan/f30k/t2i_avg", "-p", "seed=7", "-p", "width=16")
+    (job,) = plan(ROOT, ["scan/f30k/t2i_avg"], "", "7", ["width=16"], [])
     assert code == 0 and yaml.safe_load(text) == job.parameters
     code, text = itm("recipe", "--list")
     assert code == 0 and [line.partition(":")[0] for line in text.splitlines()] == list(EXPERIMENTS)
@@ -367,7 +367,7 @@ def test_a_grid_and_the_runs_it_is_measured_by_have_places_of_their_own(tmp_path
     assert {path.parent for path in searched} == {tmp_path / "11_ccr_ccs/search"}
     tables = [job for name in names.values() for job in plan(ROOT, [name], "", "", [], [])]
     places = [*searched, *(expected_receipt(job, tmp_path) for job in tables)]
-    assert len(set(places)) == len(places) == 44 + 36 + 20
+    assert len(set(places)) == len(places) == 44 + 36 + 40  # ten seeds of each of the four
     assert len({job.folder for job in (*jobs, *tables)}) == len(places)
 
 

@@ -385,7 +385,7 @@ def test_the_search_that_chose_the_settings_is_recorded(
     run.open()
     first, second = the_receipt(run, TrainResult(log=[], best={}, seconds=1.0))["search"]
     assert first == {
-        "grid": {"learning_rate": [0.1, 0.2, 0.4]}, "runs": 6, "seeds": 2,
+        "grid": {"learning_rate": [0.1, 0.2, 0.4]}, "runs": 6, "planned": 4, "seeds": 2,
         "record": "02_scan/choices/scan_toy_x.json", "digest": file_digest(path),
     }  # fmt: skip
     assert (second["grid"], second["runs"], second["seeds"]) == ([{"alpha": 1}], 3, 3)
