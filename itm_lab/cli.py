@@ -57,7 +57,8 @@ def parity(
     if record:
         from itm_lab.publish.parity_record import write_record
 
-        typer.echo(write_record(Paths.find().root, folder, rows))
+        root = Paths.find().root
+        typer.echo(write_record(root, folder, rows).relative_to(root))
     raise typer.Exit(bool(beyond))
 
 

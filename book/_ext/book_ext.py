@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
@@ -188,7 +189,9 @@ class FoldCells(SphinxTransform):
             return
         source, output = cell.children[0], cell.children[1:]
         (code,) = source.findall(nodes.literal_block)
-        figure = any(str(one.get("mime_type")).startswith("image/") for part in output for one in part.findall(nodes.container))
+        figure = any(
+            str(one.get("mime_type")).startswith("image/") for part in output for one in part.findall(nodes.container)
+        )
         text, tags = code.astext(), cell.get("cell_metadata", {}).get("tags", [])
         hidden = cell.attributes.pop("hide_mode", None)
         found = [Part(text, "hidden")] if hidden else parts(text, tags, figure)
@@ -250,11 +253,24 @@ def silence_thebe(app: Sphinx) -> None:
     app.registry.css_files = [file for file in app.registry.css_files if file[0] != "sphinx-thebe.css"]
 
 
-def drop_icon_script(app: Sphinx, exception: Exception | None) -> None:
-    """Empty the theme's 1.5 MB of icons as JavaScript: its style sheet has the same icons as a font."""
+ICON = re.compile(r"fa-[a-z0-9-]+")
+ICON_RULE = re.compile(
+    r'(?:\.fa-[\w-]+:before,?)+\{content:"[^"]*"\}'
+)  # of the theme's style sheet, one for each of 1,900 icons
+
+
+def keep_used_icons(app: Sphinx, exception: Exception | None) -> None:
+    """Empty the theme's 1.5 MB of icons as JavaScript, and of the same icons in its style sheet keep those in use."""
     script = Path(app.outdir, "_static/scripts/fontawesome.js")
-    if exception is None and script.is_file():
-        script.write_text("// Icons come from the font of the style sheet.\n", encoding="utf-8")
+    style = Path(app.outdir, "_static/styles/pydata-sphinx-theme.css")
+    if exception is not None or not script.is_file():
+        return
+    script.write_text("// Icons come from the font of the style sheet.\n", encoding="utf-8")
+    pages = (path for kind in ("*.html", "*.js") for path in Path(app.outdir).rglob(kind))
+    used = {icon for path in pages for icon in ICON.findall(path.read_text(encoding="utf-8"))}
+    rules = style.read_text(encoding="utf-8")
+    kept = ICON_RULE.sub(lambda rule: rule[0] if used & set(ICON.findall(rule[0])) else "", rules)
+    style.write_text(kept, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -272,6 +288,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_node(FoldedCode, html=(open_fold, close_fold))
     app.add_transform(FoldCells)
     app.connect("config-inited", set_buttons)
-    app.connect("build-finished", drop_icon_script)
+    app.connect("build-finished", keep_used_icons)
     app.connect("builder-inited", set_source_branch, priority=900)  # after the theme set its branch
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from itm_lab.evidence.ledger import OLD_PROTOCOL, TABLES, VERDICTS, Ledger, Verdict
@@ -30,7 +31,7 @@ STATUS = {
     "text_only": "stated in the text, without a number",
     "analytic": "derived, not measured",
 }
-STATUSES = {"holds": "hold", "fails": "fail", "open": "are open", "level": "are level", NOT_COMPARABLE: "are not comparable"}
+STATUSES = {"holds": "held", "fails": "failed", "open": "open", "level": "level", NOT_COMPARABLE: NOT_COMPARABLE}
 MARKS = {"holds": "✓", "fails": "✗", "open": "?", "level": "=", NOT_COMPARABLE: "≠"}
 HEADS = ["claim", "what it says", "the paper's effect", "ours", "verdict", "on"]
 WHOLE = "\N{NON-BREAKING HYPHEN}"  # a claim's name stays on one line
@@ -103,6 +104,12 @@ def paper_claims(ledger: Ledger, paper: str) -> Iterator[str]:
     yield from claim_table(ledger, papers_of(ledger.claims)[paper])
 
 
+@lru_cache(maxsize=4)
+def titles(ledger: Ledger) -> dict[str, str]:
+    """Claim → its name in contents and tables."""
+    return ledger.read("claim_titles")
+
+
 def chapter_of(claim: Mapping[str, Any]) -> str:
     """The chapter that a claim belongs to."""
     return claim.get("chapter") or CHAPTERS[claim["paper"]]
@@ -130,14 +137,13 @@ def at_a_glance(ledger: Ledger, papers: Mapping[str, Sequence[str]]) -> Iterator
 
 def claim_table(ledger: Ledger, names: Iterable[str]) -> Iterator[str]:
     """Claim, the paper's effect, ours with its interval, verdict, dataset."""
-    claims = ledger.claims | ledger.foundations
     lines = []
     for name in names:
         one = ledger.verdict(name)
         dataset = "–" if one.verdict == "not run" else DATASETS[one.dataset]
         link = f"{{ref}}`{name.replace('-', WHOLE)} <claim-{name.lower()}>`"
         paper, ours = cells(ledger, one)
-        lines.append([link, claims[name]["title"], paper, ours, badge(one.verdict), dataset])
+        lines.append([link, titles(ledger)[name], paper, ours, badge(one.verdict), dataset])
     yield from table(HEADS, lines)
 
 
@@ -175,7 +181,7 @@ def claim_details(ledger: Ledger, name: str, claim: Mapping[str, Any]) -> Iterat
     rule, verdicts = ledger.rules[name], ledger.verdicts(name)
     decided = [one for one in verdicts if one.verdict != "not run"] or verdicts[:1]
     paper, ours = cells(ledger, ledger.verdict(name))
-    yield f"(claim-{name.lower()})=\n### {name}: {claim['title']}\n"
+    yield f"(claim-{name.lower()})=\n### {name}: {titles(ledger)[name]}\n"
     yield " ".join(f"{badge(one.verdict)} on {DATASETS[one.dataset]}" for one in decided) + "\n"
     yield "````{dropdown} The claim, the paper's evidence and our rule"
     yield f"{escape(claim['claim'])}\n"
@@ -204,13 +210,18 @@ def our_evidence(one: Verdict, chapter: str) -> Iterator[str]:
     if one.verdict == "not run":
         yield f"- **Our evidence.** None on {where}: {escape(one.reason)}."
         return
-    link = f"{{ref}}`Every comparison <evidence-{one.id.lower()}>` stands on the companion page of chapter {chapter[:2]}."
+    link = (
+        f"{{ref}}`Every comparison <evidence-{one.id.lower()}>` stands on the companion page of chapter {chapter[:2]}."
+    )
     if one.dataset == TABLES:
         yield f"- **Our evidence.** {printed_held(one.findings)} {link}"
         return
     counted = Counter(finding.status for finding in one.findings)
     told = joined([f"{number} {STATUSES[status]}" for status, number in counted.items()])
-    yield f"- **Our evidence on {where}**, from {len(one.receipts)} receipts: of {len(one.findings)} comparisons {told}. {link}"
+    number = len(one.findings)
+    yield (
+        f"- **Our evidence on {where}**, from {len(one.receipts)} receipts. Of {number} comparison{'s' * (number > 1)}: {told}. {link}"
+    )
 
 
 def comparison_table(findings: Iterable[ComparisonResult]) -> Iterator[str]:

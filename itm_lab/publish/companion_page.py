@@ -11,12 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from itm_lab.evidence.ledger import Ledger
 from itm_lab.experiments.choice import Selection
 from itm_lab.experiments.experiment_files import Experiment, baseline_name, read_experiments
-from itm_lab.publish.claims_page import DATASETS, chapter_of, comparison_table
+from itm_lab.publish.claims_page import DATASETS, chapter_of, comparison_table, titles
 from itm_lab.publish.ledger_pages import open_ledger
 from itm_lab.publish.markdown import badge, escape, joined, table
 from itm_lab.publish.parity_record import read_record
@@ -29,7 +28,7 @@ HEADS = {"about": "", "paper": "the paper says", "code": "the public code does",
 PLACES = {"scenes": "Scenes", "flickr8k": "Flickr8k", "f30k": "Flickr30K", "coco": "COCO"}
 # The benchmarks that a chapter's work appears in: words of their names.
 BENCHMARKS = {"sgraf": ("saf", "sgr"), "aoq": ("aoq", "mining"), "keeping_score": ("recall", "loader"), "ccr_ccs": ("ccr-ccs",)}  # fmt: skip
-EACH = "values differ between its experiments"
+EACH = "*varies* where they differ, a dash where they leave the value of the page"
 
 
 def fragment(root: Path, chapter: str) -> Iterator[str]:
@@ -166,7 +165,7 @@ def comparisons(ledger: Ledger, chapter: str) -> Iterator[str]:
     if not names:
         return
     yield "## Every comparison behind the verdicts\n"
-    shown = {name: list(comparisons_of(ledger, name, claims[name]["title"])) for name in names}
+    shown = {name: list(comparisons_of(ledger, name, titles(ledger)[name])) for name in names}
     if waiting := [f"{{ref}}`{name} <claim-{name.lower()}>`" for name, lines in shown.items() if not lines]:
         yield f"Not run, so without comparisons: {joined(waiting)}.\n"
     yield from chain.from_iterable(shown.values())
@@ -197,10 +196,8 @@ def parameters(notebook: Path, experiments: Mapping[str, Experiment]) -> Iterato
     by_place = {place: [one for name, one in experiments.items() if name.split("/")[1] == place] for place in PLACES}
     places = [place for place, of in by_place.items() if of]
     yield "## All parameters\n"
-    yield "The one tagged cell of the notebook, as papermill reads it"
-    if places:
-        yield f", and the value in the experiments on each dataset; *varies*: {EACH}"
-    yield ".\n"
+    beside = f" Beside the value of the page stands that of the experiments on each dataset; {EACH}." if places else ""
+    yield f"The one tagged cell of the notebook, as papermill reads it.{beside}\n"
     rows = []
     for name, one in found.items():
         cells = [in_place(name, by_place[place]) for place in places]

@@ -89,7 +89,10 @@ def faults(counted: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for row in counted[part][field]:
             outcomes.update({name: number for name, number in row.items() if isinstance(number, int)})
         told = ", ".join(f"{number} {word}" for word, number in outcomes.most_common())
-        yield (f"faults at random points of {part}" if field == "faults" else "damaged inputs of readers and commands"), told
+        yield (
+            (f"faults at random points of {part}" if field == "faults" else "damaged inputs of readers and commands"),
+            told,
+        )
 
 
 # ---------------------------------------------------------------------------------------------- fast
@@ -157,7 +160,9 @@ def at_paper_size(root: Path, ledger: Ledger, chapter: str, place: str) -> tuple
     short = chapter.partition("_")[2]
     if not (root / f"experiments/{short}.yaml").is_file():
         return 0, 0
-    planned: list[Experiment] = [one for name, one in read_experiments(root, short).items() if name.split("/")[1] == place]
+    planned: list[Experiment] = [
+        one for name, one in read_experiments(root, short).items() if name.split("/")[1] == place
+    ]
     known = {(variant, dataset) for of, variant, dataset in ledger.receipts if of == chapter}
     done = [one for one in planned if (one.values()["variant"], place) in known]
     return len(planned), len(done)

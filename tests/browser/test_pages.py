@@ -67,9 +67,10 @@ def visit(tab: Any, html: Path, name: str) -> None:
 
 def grave(tab: Any, options: dict[str, Any]) -> list[str]:
     """Critical and serious findings of axe, a line each with the first places."""
-    found = tab.evaluate("(options) => axe.run(document, {resultTypes: ['violations'], ...options})", options)
+    found = tab.evaluate("(options) => axe.run(document, {resultTypes: ['violations'], preload: false, ...options})", options)
     return [
-        f"{one['impact']} {one['id']} ({len(one['nodes'])}): " + "; ".join(node["html"][:120] for node in one["nodes"][:3])
+        f"{one['impact']} {one['id']} ({len(one['nodes'])}): "
+        + "; ".join(node["html"][:120] for node in one["nodes"][:3])
         for one in found["violations"]
         if one["impact"] in GRAVE
     ]
@@ -87,7 +88,9 @@ def test_page(tab: Any, html: Path, name: str) -> None:
     at_desktop = tab.evaluate(OUTSIDE)
     tab.evaluate(axe_source())
     in_light = grave(tab, {})
-    tab.evaluate("() => { document.documentElement.dataset.theme = 'dark'; document.documentElement.dataset.mode = 'dark'; }")
+    tab.evaluate(
+        "() => { document.documentElement.dataset.theme = 'dark'; document.documentElement.dataset.mode = 'dark'; }"
+    )
     in_dark = grave(tab, IN_THE_DARK)
     tab.set_viewport_size(PHONE)
     on_phone = tab.evaluate(OUTSIDE)
@@ -133,6 +136,8 @@ def test_folded_code_opens_by_keyboard(tab: Any, html: Path) -> None:
 
 def test_claims_are_named_in_the_contents_of_their_page(tab: Any, html: Path) -> None:
     visit(tab, html, "book/claims")
-    named = tab.evaluate("() => [...document.querySelectorAll('#pst-page-toc-nav a')].map((one) => one.textContent.trim())")
+    named = tab.evaluate(
+        "() => [...document.querySelectorAll('#pst-page-toc-nav a')].map((one) => one.textContent.trim())"
+    )
     claims = [one for one in named if one.startswith(("MMCA-", "DCPA-", "AOQ-", "CC-"))]
     assert len(claims) == 62 and all(": " in one for one in claims)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import papermill
 import pytest
+from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 from tiny_book import code, tiny_notebook
 
@@ -39,9 +40,7 @@ def test_papermill_reads_and_injects_all_parameters_whatever_a_page_folds(tmp_pa
     assert lint_file(tmp_path / "01_tiny.ipynb") == []
     found = papermill.inspect_notebook(str(tmp_path / "01_tiny.ipynb"))
     assert list(found) == ["epochs", "seed", "width", "clip"] and found["width"]["help"] == "of vectors"
-    for cell in notebook.cells:
-        cell.metadata.setdefault("papermill", {})
-    injected = parameterize_notebook(notebook, {"width": 16})
+    injected = parameterize_notebook(load_notebook_node(str(tmp_path / "01_tiny.ipynb")), {"width": 16})
     places = [number for number, cell in enumerate(injected.cells) if "injected-parameters" in tags(cell)]
     assert places == [2] and "width = 16" in injected.cells[2].source
     assert injected.cells[1].source == PARAMETERS
@@ -101,7 +100,9 @@ def test_no_line_of_any_chapter_is_lost_or_moved() -> None:
             if cell.cell_type == "code":
                 found = [line for part in parts(cell.source, tags(cell)) for line in part.text.splitlines()]
                 kept = [line for line in found if line.strip()]
-                assert kept == [line for line in cell.source.splitlines() if line.strip() and not line.startswith("# more")]
+                assert kept == [
+                    line for line in cell.source.splitlines() if line.strip() and not line.startswith("# more")
+                ]
 
 
 def test_visible_lines_count_what_stands_open() -> None:

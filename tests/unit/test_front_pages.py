@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from nbformat import v4
+from tiny_book import PNG, code, tiny_notebook
 
 from itm_lab.evidence.ledger import Ledger
 from itm_lab.experiments.experiment_files import read_experiments
-from itm_lab.notebook_io import find_notebooks, is_chapter
+from itm_lab.notebook_io import find_notebooks, is_chapter, write_notebook
 from itm_lab.publish import chapters_table, companion_page, front, status_page
 from itm_lab.publish.claims_page import chapter_of
 from itm_lab.publish.ledger_pages import heading, open_ledger
@@ -82,9 +84,16 @@ def test_a_readme_that_fell_behind_is_seen_and_mended(tmp_path: Path, monkeypatc
     known = dict(front.BLOCKS)
     monkeypatch.setattr(front, "open_ledger", lambda root: ledger())
     monkeypatch.setattr(front, "BLOCKS", {name: partial(written_here, of) for name, of in known.items()})
+    notebook = tiny_notebook()
+    shown = {"figure": {"name": front.FIGURE, "caption": "a"}, "image": {"alt": "b"}}
+    notebook.cells.append(code("1", "figure", [v4.new_output("display_data", {"image/png": PNG})], mystnb=shown))
+    (tmp_path / "notebooks").mkdir()
+    write_notebook(tmp_path / front.SHOWN_IN, notebook)
+    (tmp_path / "book/img").mkdir(parents=True)
     assert not front.is_current(tmp_path)
     assert front.refresh(tmp_path) and not front.refresh(tmp_path)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
+    assert (tmp_path / front.IMAGE_FILE).read_bytes().startswith(b"\xff\xd8")  # a JPEG
     (tmp_path / "README.md").write_text("<!-- generated: chapters -->\n<!-- end -->", encoding="utf-8")
     with pytest.raises(ItmError, match="no block claims, findings"):
         front.refreshed(tmp_path)
