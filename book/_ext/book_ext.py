@@ -259,15 +259,32 @@ ICON_RULE = re.compile(
 )  # of the theme's style sheet, one for each of 1,900 icons
 
 
-def keep_used_icons(app: Sphinx, exception: Exception | None) -> None:
-    """Empty the theme's 1.5 MB of icons as JavaScript, and of the same icons in its style sheet keep those in use."""
+SEARCH = re.compile(r'\s*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>')
+
+
+def without_unused_formulas(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Load no MathJax (2.3 MB) on a page without formulas: Sphinx does where any page below it has some."""
+    if 'class="math' not in str(context.get("body", "")):
+        context["script_files"] = [one for one in context.get("script_files", []) if "tex-svg" not in str(one.filename)]
+
+
+def slim(app: Sphinx, exception: Exception | None) -> None:
+    """Drop what the theme loads and no page uses: icons as JavaScript (1.5 MB), unused icons, the index of the search.
+
+    The style sheet has the icons as a font. The index (0.4 MB) is for results while one types, which are off; the page
+    of search results loads it itself.
+    """
     script = Path(app.outdir, "_static/scripts/fontawesome.js")
-    style = Path(app.outdir, "_static/styles/pydata-sphinx-theme.css")
     if exception is not None or not script.is_file():
         return
     script.write_text("// Icons come from the font of the style sheet.\n", encoding="utf-8")
-    pages = (path for kind in ("*.html", "*.js") for path in Path(app.outdir).rglob(kind))
-    used = {icon for path in pages for icon in ICON.findall(path.read_text(encoding="utf-8"))}
+    used: set[str] = set()
+    for path in (path for kind in ("*.html", "*.js") for path in Path(app.outdir).rglob(kind)):
+        text = path.read_text(encoding="utf-8")
+        used.update(ICON.findall(text))
+        if path.suffix == ".html" and path.stem != "search" and SEARCH.search(text):
+            path.write_text(SEARCH.sub("", text), encoding="utf-8")
+    style = Path(app.outdir, "_static/styles/pydata-sphinx-theme.css")
     rules = style.read_text(encoding="utf-8")
     kept = ICON_RULE.sub(lambda rule: rule[0] if used & set(ICON.findall(rule[0])) else "", rules)
     style.write_text(kept, encoding="utf-8")
@@ -288,6 +305,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_node(FoldedCode, html=(open_fold, close_fold))
     app.add_transform(FoldCells)
     app.connect("config-inited", set_buttons)
-    app.connect("build-finished", keep_used_icons)
+    app.connect("html-page-context", without_unused_formulas, priority=900)
+    app.connect("build-finished", slim)
     app.connect("builder-inited", set_source_branch, priority=900)  # after the theme set its branch
     return {"parallel_read_safe": True, "parallel_write_safe": True}
