@@ -153,6 +153,7 @@ class TextBatch(TensorBatch):
     features: (c, w, d) frozen token states padded with 0, or None.
     special: (c, w) True at tokens that are no words (start, end, CLS, SEP); False at padding.
     spans: (c, w, 2) first and one-past-last character of each token in the caption; (0, 0) if it has none.
+    phrases: (c, w) number of the annotated phrase of each token, -1 outside every phrase and at padding, or None.
     """
 
     lengths: Tensor = field(metadata=HOST)
@@ -161,6 +162,7 @@ class TextBatch(TensorBatch):
     features: Tensor = ABSENT
     special: Tensor = ABSENT
     spans: Tensor = ABSENT
+    phrases: Tensor = ABSENT
 
     @property
     def mask(self) -> Tensor:

@@ -11,8 +11,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from itm_utils.data.offline import Drawn, OfflineLists, draw_offline
+from itm_utils.data.phrases import NOT_A_PHRASE, Grounding, phrase_of_words
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.data.vocabulary import Vocabulary, token_spans
+from itm_utils.digests import digest_of
 from itm_utils.errors import input_error
 from itm_utils.matcher import ABSENT, ImageBatch, OfflineNegatives, PairBatch, TextBatch
 
@@ -27,6 +29,16 @@ class WordCaptions:
         self.ids = np.concatenate(encoded)
         self.captions = split.captions
         self.fingerprint = vocabulary.fingerprint
+        self.phrases: np.ndarray | None = None
+
+    def add_phrases(self, grounding: Grounding) -> None:
+        """Batches say from now on which tokens belong to one phrase: ``TextBatch.phrases``."""
+        found = []
+        for caption, phrases in zip(self.captions, grounding.phrases, strict=True):
+            words = phrase_of_words(np.array(token_spans(caption)).reshape(-1, 2), phrases)
+            found += [[NOT_A_PHRASE], words, [NOT_A_PHRASE]]  # between the start and the end token
+        self.phrases = np.concatenate(found)
+        self.fingerprint = digest_of([self.fingerprint, grounding.fingerprint])
 
     def batch(self, captions: np.ndarray, spans: bool = False) -> TextBatch:
         """Word ids padded to the longest caption asked for; with ``spans`` also the characters they cover."""
@@ -43,7 +55,14 @@ class WordCaptions:
             words=torch.from_numpy(words),
             special=torch.from_numpy(special & real),
             spans=self._spans(captions, len(places)) if spans else ABSENT,
+            phrases=ABSENT if self.phrases is None else self._phrases(self.phrases, captions, places, real),
         )
+
+    def _phrases(self, phrases: np.ndarray, captions: np.ndarray, places: np.ndarray, real: np.ndarray) -> torch.Tensor:
+        """(c, w) number of each token's phrase, -1 for none and at padding."""
+        found = np.full(real.shape, NOT_A_PHRASE)
+        found[real] = phrases[(self.starts[captions, None] + places)[real]]
+        return torch.from_numpy(found)
 
     def _spans(self, captions: np.ndarray, width: int) -> torch.Tensor:
         """(c, w, 2) first and one-past-last character of each word; zeros at start, end and padding."""

@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 
 from itm_utils.errors import input_error
+from itm_utils.fast_attention import score_selected
 from itm_utils.matcher import Images, Matcher, PairBatch, Scores, Texts
 from itm_utils.models import bfan, scan, vsrn
-from itm_utils.models.mmca import (
-    HardNegativeTripletLoss,
-    positive_pairs,
-    score_selected,
-)
+from itm_utils.models.mmca import HardNegativeTripletLoss, positive_pairs
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.scoring import score_all, trim
 from itm_utils.training import Stage, train_config

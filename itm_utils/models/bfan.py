@@ -2,7 +2,7 @@
 
 """What notebooks/03_bfan.ipynb exports."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -10,22 +10,16 @@ import torch
 from torch import Tensor
 
 from itm_utils.errors import input_error
-from itm_utils.matcher import Attention, Images, Scores, Texts
-from itm_utils.models.scan import (
-    Packed,
+from itm_utils.fast_attention import (
     PairMask,
-    RegionsAndWords,
-    attend,
+    Shapes,
     cosine_from_gram,
-    full_precision,
-    pack,
-    padded_pairs,
     pair_attention,
-    pool_groups,
-    row_strips,
-    score_padded,
-    score_strips,
+    score_both_ways,
+    score_given_pairs_both_ways,
 )
+from itm_utils.matcher import Attention, Images, Scores, Texts
+from itm_utils.models.scan import RegionsAndWords, attend, pool_queries, scan_attention
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Stage, train_config
 
@@ -98,7 +92,7 @@ def focal_weights(
 # cell focal-score
 def focal_attention(
     affinity: Tensor,
-    shapes: list[tuple[int, int]],
+    shapes: Shapes,
     temperature: float,
     focal: str,
     ties: str,
@@ -106,7 +100,7 @@ def focal_attention(
     renormalize: bool = True,
 ) -> Tensor:
     """Focal weights (m, k, x) of affinities (m, k, x): SCAN's attention, refocused."""
-    weights = attend(affinity, shapes, "clipped_l2norm", temperature, mask)
+    weights = scan_attention(affinity, shapes, "clipped_l2norm", temperature, mask)
     real = None if mask is None else mask.keys
     return focal_weights(weights, focal, ties, real, renormalize)
 
@@ -115,7 +109,7 @@ def focal_score(
     affinity: Tensor,
     gram: Tensor,
     query_norm: Tensor,
-    shapes: list[tuple[int, int]],
+    shapes: Shapes,
     temperature: float,
     focal: str,
     ties: str,
@@ -126,32 +120,7 @@ def focal_score(
     args = temperature, focal, ties, mask, ties == "drop"
     weights = focal_attention(affinity, shapes, *args)
     relevance = cosine_from_gram(affinity, weights, gram, query_norm)
-    return pool_groups(relevance, shapes, "Mean", 1.0, mask)
-
-
-# cell both-ways
-def column_strips(affinity: Tensor, rows: Packed, columns: Packed) -> Iterator[Tensor]:
-    """Affinities (n, q, y) of each group of columns, turned: its words become the keys.
-
-    affinity: (y, x). rows: item by item. columns: by position.
-    """
-    groups = affinity.split([n * q for n, q in columns.shapes], dim=1)
-    for group, (n, q) in zip(groups, columns.shapes, strict=True):
-        parts = [part.unflatten(-1, (q, n)) for part in row_strips(group, rows)]
-        turned = [p.permute(3, 2, 1, 0).flatten(2) for p in parts]  # (n, q, k * m)
-        yield torch.cat(turned, dim=-1) if len(turned) > 1 else turned[0]
-
-
-def score_both_ways(
-    images: Images, texts: Texts, pair_score: Callable[..., Tensor]
-) -> Tensor:
-    """Sum (i, c) of the scores of both directions, from one product."""
-    rows, columns = pack(images), pack(texts, by_position=True)
-    with full_precision(images.local):
-        affinity = rows.vectors @ columns.vectors.T
-        t2i = score_strips(row_strips(affinity, rows), rows, columns, pair_score)
-        turned = column_strips(affinity, rows, columns)
-        return t2i + score_strips(turned, columns, rows, pair_score).T
+    return pool_queries(relevance, shapes, "Mean", 1.0, mask)
 
 
 # cell score-by-loop
@@ -159,14 +128,13 @@ def score_by_loop(
     images: Images, texts: Texts, temperature: float, focal: str, ties: str = "keep"
 ) -> Tensor:
     """Reference scores (i, c), one caption at a time; all regions must be real."""
-    options = {"temperature": temperature, "focal": focal, "ties": ties}
     columns = []
     for words, mask in zip(texts.local, texts.mask, strict=True):
         repeated = words[mask].expand(len(images), -1, -1)  # (i, w, d)
         regions, column = images.local, 0
         for keys, queries in ((regions, repeated), (repeated, regions)):
-            shapes = [(queries.shape[1], 1)]
-            weights = focal_attention(keys @ queries.mT, shapes, **options)
+            weights = attend(keys @ queries.mT, "clipped_l2norm", temperature)
+            weights = focal_weights(weights, focal, ties)
             attended = weights.mT @ keys  # (i, q, d)
             relevance = torch.cosine_similarity(queries, attended, dim=-1)
             column = column + relevance.mean(dim=1)
@@ -197,14 +165,8 @@ class BFAN(RegionsAndWords):
         return Scores.same(score_both_ways(images, texts, self.pair_score))
 
     def score_pairs(self, images: Images, texts: Texts) -> Scores:
-        regions, words, mask = padded_pairs(images, texts)
-        turned = PairMask(mask.queries.mT, mask.keys.mT)
-        with full_precision(regions):
-            affinity = regions @ words.mT  # one product for both directions
-            t2i = score_padded(affinity, regions, words, mask, self.pair_score)
-            affinity = affinity.mT.contiguous()
-            i2t = score_padded(affinity, words, regions, turned, self.pair_score)
-        return Scores.same(t2i + i2t)
+        scores = score_given_pairs_both_ways(images, texts, self.pair_score)
+        return Scores.same(scores)
 
     def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
         """Focal weights of matched pairs, in both directions."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from itm_utils.errors import input_error
+from itm_utils.fast_attention import EPS, full_precision, vector_norm
 from itm_utils.matcher import Attention, Images, Matcher, PairBatch, Texts
 from itm_utils.models import bfan, pfan, scan, sgraf
-from itm_utils.models.scan import EPS, full_precision, vector_norm
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Objective, Stage, train_config
 
@@ -85,6 +85,20 @@ def sample_queries(mask: Tensor, number: int) -> Tensor:
     # the last of a short caption is swapped with the first
     ends = (swapped < 0) & (query >= 0) & (query != first)
     return torch.stack([query, torch.where(ends, first, swapped)], dim=2)
+
+
+def sample_across_phrases(mask: Tensor, phrases: Tensor) -> Tensor:
+    """Sample a query of each pair, and one of another phrase: (b, 1, 2), -1 if missing.
+
+    phrases: (b, q), -1 for words outside every phrase, which are swapped with any.
+    """
+    noise = torch.rand(mask.shape).to(mask.device, non_blocking=True)
+    query = noise.masked_fill(~mask, -1).argmax(dim=1, keepdim=True)
+    own = phrases.gather(1, query)
+    others = mask & ((phrases != own) | (phrases < 0)).scatter(1, query, False)
+    largest, swapped = noise.masked_fill(~others, -1).max(dim=1, keepdim=True)
+    query = query.masked_fill(~mask.any(dim=1, keepdim=True), -1)
+    return torch.stack([query, swapped.masked_fill(largest < 0, -1)], dim=2)
 
 
 def sample_two_queries(mask: Tensor) -> Tensor:
@@ -233,6 +247,8 @@ class AttentionConstraintLoss:
 
     directions: the direction of attention to constrain, or all that the matcher has.
     queries: number of sampled queries per pair; 0 for every query and every swap.
+    swap_within_phrase: False if CCS swaps a word with words of other phrases only, which
+    needs the phrases of the batch and takes one sampled query.
     mean: for ranking losses that are means over the batch; those of this book are sums.
     conflicts_every: log how often the gradients of the two conflict, in about one batch
     of so many (it costs two backward passes through the terms); 0 for never.
@@ -245,6 +261,7 @@ class AttentionConstraintLoss:
     ccs_margin: float = 0.2
     directions: str = "all"
     queries: int = 1
+    swap_within_phrase: bool = True
     mean: bool = False
     conflicts_every: int = 0
 
@@ -252,6 +269,9 @@ class AttentionConstraintLoss:
         if self.directions not in DIRECTIONS:
             expected = f"one of {', '.join(DIRECTIONS)}"
             raise input_error("directions", repr(self.directions), expected)
+        if not self.swap_within_phrase and self.queries != 1:
+            expected = "1, where CCS swaps no two words of one phrase"
+            raise input_error("queries", str(self.queries), expected)
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch, counted from 0, on to the ranking loss."""
@@ -268,15 +288,24 @@ class AttentionConstraintLoss:
         return bool(self.conflicts_every) and words % self.conflicts_every == 0
 
     def direction_terms(
-        self, attention: Attention, mask: Tensor, log_conflicts: bool
+        self,
+        attention: Attention,
+        mask: Tensor,
+        log_conflicts: bool,
+        phrases: Tensor | None = None,
     ) -> tuple[ConstraintTerms, dict[str, Tensor]]:
         """Both terms (b,) of one direction, and their logs. mask: the eligible queries.
+
+        phrases: (b, q), if a query is swapped with those of other phrases only.
 
         Logs are tensors without axes: reading a number would wait for the device.
         """
         margins = self.ccr_margin, self.ccs_margin
         with full_precision(attention.keys):
-            sampled = sample_queries(mask, self.queries or 1)
+            if phrases is None:
+                sampled = sample_queries(mask, self.queries or 1)
+            else:
+                sampled = sample_across_phrases(mask, phrases)
             if self.queries:
                 terms = sampled_query_terms(attention, sampled, *margins)
             else:
@@ -288,6 +317,15 @@ class AttentionConstraintLoss:
                 logs["both_active"] = (cosines != 0).float().mean()
         return terms, logs
 
+    def phrases_of(self, batch: PairBatch) -> Tensor | None:
+        """The phrase of each word (b, w), if swaps depend on it; regions have none."""
+        if self.swap_within_phrase:
+            return None
+        if batch.texts.phrases is None:
+            hint = "WordCaptions.add_phrases takes the phrases of the training captions."
+            raise input_error("captions", "no phrases", "annotated phrases", hint)
+        return batch.texts.phrases
+
     def weighted_losses(
         self, model: Matcher, images: Images, texts: Texts, batch: PairBatch
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -296,7 +334,8 @@ class AttentionConstraintLoss:
         constrained = attention_by_direction(model, images, texts, self.directions)
         for direction, attention in constrained.items():
             mask = eligible_queries(attention, direction, batch)
-            terms, numbers = self.direction_terms(attention, mask, log_conflicts)
+            phrases = self.phrases_of(batch) if direction == "t2i" else None
+            terms, numbers = self.direction_terms(attention, mask, log_conflicts, phrases)
             for name, value in terms._asdict().items():
                 if weight := getattr(self, f"{name}_weight"):
                     total = weight * (value.mean() if self.mean else value.sum())
@@ -351,6 +390,7 @@ def stages(parameters: Mapping[str, Any], model: Matcher) -> list[Stage]:
     weights = parameters["ccr_weight"], parameters["ccs_weight"]
     if any(weights):
         names = ("ccr_margin", "ccs_margin", "directions", "queries")
+        names += ("swap_within_phrase",)
         chosen = {name: parameters[name] for name in names}
         chosen["conflicts_every"] = CONFLICTS_EVERY if all(weights) else 0
         objective = AttentionConstraintLoss(objective, *weights, **chosen)

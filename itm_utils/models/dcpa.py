@@ -11,6 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from itm_utils.errors import input_error
+from itm_utils.fast_attention import (
+    additive_mask,
+    all_pair_logits,
+    attend_pairs,
+    best_cosines,
+    weighted_values,
+)
 from itm_utils.matcher import (
     Attention,
     Encoded,
@@ -22,15 +29,8 @@ from itm_utils.matcher import (
     Texts,
 )
 from itm_utils.models.keeping_score import masked_mean
-from itm_utils.models.mmca import (
-    HardNegativeTripletLoss,
-    additive_mask,
-    all_pair_logits,
-    attend,
-    weighted_values,
-)
+from itm_utils.models.mmca import HardNegativeTripletLoss, TokenEncoder
 from itm_utils.models.saem import MultiHeadAttention, TextCNN, TransformerLayer
-from itm_utils.models.scan import encode_words
 from itm_utils.models.vsepp import HingeTriplet, l2_normalize
 from itm_utils.training import Stage, train_config
 
@@ -46,43 +46,6 @@ def topk_mean(values: Tensor, mask: Tensor, k: int) -> Tensor:
     valid = largest > -math.inf
     total = largest.masked_fill(~valid, 0).sum(dim=-1)
     return total / valid.sum(dim=-1).clamp(min=1)
-
-
-# cell token-encoder
-TEXT_BACKBONES = ("bert", "gru")
-
-
-class TokenEncoder(nn.Module):
-    """One state per token: cached states of a frozen text encoder, or of a trained GRU.
-
-    token_dim: dimension of a state. vocabulary_size, word_dim: for the GRU alone.
-    """
-
-    def __init__(
-        self, text_backbone: str, vocabulary_size: int, word_dim: int, token_dim: int
-    ) -> None:
-        super().__init__()
-        if text_backbone not in TEXT_BACKBONES:
-            expected = f"one of {', '.join(TEXT_BACKBONES)}"
-            raise input_error("text_backbone", repr(text_backbone), expected)
-        self.gru = None
-        if text_backbone == "gru":
-            self.word_embedding = nn.Embedding(vocabulary_size, word_dim)
-            nn.init.uniform_(self.word_embedding.weight, -0.1, 0.1)
-            self.gru = nn.GRU(word_dim, token_dim, bidirectional=True, batch_first=True)
-
-    def forward(self, batch: TextBatch) -> Tensor:
-        """States (c, w, token_dim)."""
-        if self.gru is not None:
-            if batch.words is None:
-                raise input_error("captions", "states of a text encoder", "word ids")
-            return encode_words(
-                self.gru, self.word_embedding(batch.words), batch.lengths
-            )
-        if batch.features is None:
-            hint = "Open the captions with itm_lab.data.opening.token_states."
-            raise input_error("captions", "word ids", "states of a text encoder", hint)
-        return batch.features
 
 
 # cell check-scoring
@@ -203,7 +166,8 @@ class PhraseDecoder(TransformerLayer):
 def decode_pairs(decoder: PhraseDecoder, source: Encoded, memory: Encoded) -> Tensor:
     """Decode ``source`` into the space of ``memory``, for given pairs: (b, k, d)."""
     own, other = source.extra_local, memory.extra_local
-    attended, _ = attend(own["query"], other["key"], other["value"], memory.mask)
+    args = own["query"], other["key"], other["value"], memory.mask
+    attended, _ = attend_pairs(*args)
     return decoder.attention_output(own["phrase"], attended)
 
 
@@ -223,10 +187,7 @@ def local_score(decoded: Tensor, mask: Tensor, memory: Encoded, k: int) -> Tenso
 
     decoded: (…, n, d) with a mask that broadcasts to (…, n). memory: L2-normalised.
     """
-    affinity = decoded @ memory.local.mT + additive_mask(memory.mask, decoded)[:, None]
-    # divide each row's maximum by its norm, rather than every entry of the row
-    norm = torch.linalg.vector_norm(decoded, dim=-1).clamp(min=1e-12)
-    return topk_mean(affinity.amax(dim=-1) / norm, mask, k)
+    return topk_mean(best_cosines(decoded, memory.local, memory.mask), mask, k)
 
 
 def global_score(decoded: Tensor, mask: Tensor, memory: Encoded) -> Tensor:

@@ -8,9 +8,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from itm_utils.errors import input_error
+from itm_utils.fast_attention import (
+    additive_mask,
+    attend_all_pairs,
+    attend_pairs,
+    hardest_negatives,
+    max_over_windows,
+    merge_softmaxes,
+    score_selected,
+)
 from itm_utils.matcher import (
     ABSENT,
     Attention,
@@ -25,6 +33,7 @@ from itm_utils.matcher import (
 )
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.saem import TextCNN, TransformerLayer
+from itm_utils.models.scan import encode_words
 from itm_utils.models.vsepp import l2_normalize
 from itm_utils.scoring import block_shape, score_all, trim
 from itm_utils.training import Stage, train_config
@@ -43,55 +52,6 @@ def apply_to_concatenation(
     mask = torch.cat([region_mask, word_mask], dim=1)
     joint, _ = layer(joint, mask)
     return joint[:, : regions.shape[1]], joint[:, regions.shape[1] :]
-
-
-# cell attend
-def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """0 where there is a key, minus infinity at padding: to be added to logits."""
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -math.inf)
-
-
-def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Attention of queries (b, q, h, e) over keys and values (b, k, h, e).
-
-    Queries come scaled by 1 / sqrt(e). mask: (b, k), True where there is a key. Returns
-    attended values (b, q, h, e) and the log-sum-exp of the logits (b, q, h), which
-    PyTorch's scaled_dot_product_attention does not give.
-    """
-    logits = torch.einsum("bqhe,bkhe->bhqk", queries, keys)
-    logits = logits + additive_mask(mask, logits)[:, None, None]
-    logsumexp = logits.logsumexp(dim=-1, keepdim=True)
-    attended = torch.einsum("bhqk,bkhe->bqhe", (logits - logsumexp).exp(), values)
-    return attended, logsumexp[..., 0].mT
-
-
-def all_pair_logits(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-    """Logits (h, n, k, m, q) of queries (m, q, h, e) with keys (n, k, h, e)."""
-    # keys before queries: a softmax along an axis that is not the last is faster
-    logits = torch.einsum("nkhe,mqhe->hnkmq", keys, queries)
-    return logits + additive_mask(mask, logits)[..., None, None]
-
-
-def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """Attended values (m, n, q, h, e) of all pairs; weights (h, n, k, m, q)."""
-    return torch.einsum("hnkmq,nkhe->mnqhe", weights, values)
-
-
-def attend_all_pairs(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same for all pairs: queries of m items (m, q, h, e), keys of n (n, k, h, e).
-
-    Returns attended values (m, n, q, h, e) and the log-sum-exp (m, n, q, h).
-    """
-    logits = all_pair_logits(queries, keys, mask)
-    weights = logits.softmax(dim=2)
-    attended = weighted_values(weights, values)
-    # a weight is exp(logit - logsumexp): the largest one gives it, without more exp
-    logsumexp = logits.amax(dim=2) - weights.amax(dim=2).log()
-    return attended, logsumexp.permute(2, 1, 3, 0)
 
 
 # cell cross-modal-layer
@@ -118,7 +78,7 @@ class CrossModalTransformerLayer(TransformerLayer):
         key = self.attention.k_proj(vectors).unflatten(-1, split)
         value = self.attention.v_proj(vectors).unflatten(-1, split)
         query = query / math.sqrt(query.shape[-1])
-        attended, logsumexp = attend(query, key, value, mask)
+        attended, logsumexp = attend_pairs(query, key, value, mask)
         projected = {"query": query, "key": key, "value": value}
         return projected | {"self_attended": attended, "self_logsumexp": logsumexp}
 
@@ -133,8 +93,8 @@ class CrossModalTransformerLayer(TransformerLayer):
             return attended
         if self.blocks == "self":
             return own["self_attended"].expand_as(attended)
-        gate = torch.sigmoid(logsumexp - own["self_logsumexp"])
-        return torch.lerp(own["self_attended"], attended, gate[..., None])
+        self_attention = own["self_attended"], own["self_logsumexp"]
+        return merge_softmaxes(*self_attention, attended, logsumexp)
 
     def attention_output(self, vectors: Tensor, attended: Tensor) -> Tensor:
         """Output projection and feed-forward of (…, k, d) and attended (…, k, h, e)."""
@@ -149,7 +109,8 @@ def apply_to_pairs(
 ) -> Tensor:
     """Vectors of ``one`` (b, k, d) after the layer over given pairs [one; other]."""
     own, keys = one.extra_local, other.extra_local
-    attended, logsumexp = attend(own["query"], keys["key"], keys["value"], other.mask)
+    args = own["query"], keys["key"], keys["value"], other.mask
+    attended, logsumexp = attend_pairs(*args)
     attended = layer.merge_blocks(own, attended, logsumexp)
     return layer.attention_output(one.local, attended)
 
@@ -159,9 +120,8 @@ def apply_to_all_pairs(
 ) -> Tensor:
     """Vectors of ``one`` (m, n, k, d) after the layer over all pairs [one; other]."""
     own, keys = one.extra_local, other.extra_local
-    attended, logsumexp = attend_all_pairs(
-        own["query"], keys["key"], keys["value"], other.mask
-    )
+    args = own["query"], keys["key"], keys["value"], other.mask
+    attended, logsumexp = attend_all_pairs(*args)
     own = {name: tensor[:, None] for name, tensor in own.items()}
     attended = layer.merge_blocks(own, attended, logsumexp)
     return layer.attention_output(one.local[:, None], attended)
@@ -177,21 +137,48 @@ class PairTextCNN(TextCNN):
         tokens = torch.where(mask[..., None], tokens, 0)
         missing = self.padding(tokens.shape[1], len(self.convs))
         tokens = nn.functional.pad(tokens, (0, 0, 0, missing))
-        weights = [cast(Tensor, conv.weight).movedim(2, 0) for conv in self.convs]
-        # 1 + 2 + 3 taps of (channels, d), one below the other
-        products = tokens @ torch.cat(weights).flatten(0, 1).T  # (b, w, 6 * channels)
-        taps = iter(products.chunk(sum(map(len, weights)), dim=2))
-        pooled = []
-        for window, conv in enumerate(self.convs, start=1):
-            positions = tokens.shape[1] - window + 1
-            bias = cast(Tensor, conv.bias)
-            inside = self.positions(lengths, window)  # (b, 1)
-            outside = torch.arange(positions, device=mask.device) >= inside
-            silent = torch.where(outside, -math.inf, 0.0)[..., None]
-            shifted = (next(taps)[:, n : n + positions] for n in range(window))
-            responses = sum(shifted, start=silent)
-            pooled.append((responses.amax(dim=1) + bias).relu())
-        return torch.cat(pooled, dim=1)
+        weights = [cast(Tensor, conv.weight) for conv in self.convs]
+        biases = [cast(Tensor, conv.bias) for conv in self.convs]
+        windows = range(1, len(weights) + 1)
+        inside = [self.positions(lengths, window) for window in windows]
+        return max_over_windows(tokens, weights, biases, inside)
+
+
+# cell token-encoder
+TEXT_BACKBONES = ("bert", "gru")
+
+
+class TokenEncoder(nn.Module):
+    """One state per token: cached states of a frozen text encoder, or of a trained GRU.
+
+    token_dim: dimension of a state. vocabulary_size, word_dim: for the GRU alone.
+    """
+
+    def __init__(
+        self, text_backbone: str, vocabulary_size: int, word_dim: int, token_dim: int
+    ) -> None:
+        super().__init__()
+        if text_backbone not in TEXT_BACKBONES:
+            expected = f"one of {', '.join(TEXT_BACKBONES)}"
+            raise input_error("text_backbone", repr(text_backbone), expected)
+        self.gru = None
+        if text_backbone == "gru":
+            self.word_embedding = nn.Embedding(vocabulary_size, word_dim)
+            nn.init.uniform_(self.word_embedding.weight, -0.1, 0.1)
+            self.gru = nn.GRU(word_dim, token_dim, bidirectional=True, batch_first=True)
+
+    def forward(self, batch: TextBatch) -> Tensor:
+        """States (c, w, token_dim)."""
+        if self.gru is not None:
+            if batch.words is None:
+                raise input_error("captions", "states of a text encoder", "word ids")
+            return encode_words(
+                self.gru, self.word_embedding(batch.words), batch.lengths
+            )
+        if batch.features is None:
+            hint = "Open the captions with itm_lab.data.opening.token_states."
+            raise input_error("captions", "word ids", "states of a text encoder", hint)
+        return batch.features
 
 
 # cell self-attention-module
@@ -324,7 +311,8 @@ class MMCA(Matcher):
     feed_forward: inner width of both layers; 0 for ``width``. channels, full_windows: of
     both text CNNs. cross_weight: of the second score. parts: which scores count. blocks:
     attention blocks of the cross-attention module that are not masked. one_vector: the
-    mean of the regions replaces them.
+    mean of the regions replaces them. text_backbone: of the token states, bert or gru;
+    vocabulary_size and word_dim belong to gru.
     """
 
     compiles = ("score_tile", "score_pairs")  # ``score`` itself only loops over tiles
@@ -343,12 +331,17 @@ class MMCA(Matcher):
         parts: str = "both",
         blocks: str = "all",
         one_vector: bool = False,
+        text_backbone: str = "bert",
+        vocabulary_size: int = 0,
+        word_dim: int = 300,
     ) -> None:
         super().__init__()
         for name, value, known in (("parts", parts, PARTS), ("blocks", blocks, BLOCKS)):
             if value not in known:
                 raise input_error(name, repr(value), f"one of {', '.join(known)}")
         self.cross_weight, self.parts, self.one_vector = cross_weight, parts, one_vector
+        words = (text_backbone, vocabulary_size, word_dim)
+        self.token_encoder = TokenEncoder(*words, token_dim)
         sizes = (width, heads or max(1, width // 16), feed_forward or width)
         sizes = (*sizes, channels, full_windows, dropout)
         self.self_attention = SelfAttentionModule(image_dim, token_dim, *sizes)
@@ -375,10 +368,7 @@ class MMCA(Matcher):
 
     def encode_texts(self, batch: TextBatch) -> Texts:
         """Projected tokens, c0, and what the cross-attention module needs per caption."""
-        if batch.features is None:
-            hint = "Open the captions with itm_lab.data.opening.token_states."
-            raise input_error("captions", "word ids", "states of a text encoder", hint)
-        tokens, mask = batch.features, batch.mask
+        tokens, mask = self.token_encoder(batch), batch.mask
         c0 = self.self_attention.encode_texts(tokens, mask)
         words, layer = (
             self.cross_attention.token_proj(tokens),
@@ -464,12 +454,14 @@ TILE = 2**26  # bytes of pairs scored at once on a CPU
 
 # cell build
 SIZES = ("token_dim", "width", "heads", "channels", "dropout", "cross_weight")
-SWITCHES = ("full_windows", "parts", "blocks", "one_vector")
+SWITCHES = ("full_windows", "parts", "blocks", "one_vector", "text_backbone")
 
 
 def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> MMCA:
-    """The model that the chapter's parameters describe; captions come as token states."""
-    return MMCA(image_dim, **{name: parameters[name] for name in (*SIZES, *SWITCHES)})
+    """The model that the chapter's parameters describe."""
+    given = {name: parameters[name] for name in (*SIZES, *SWITCHES, "word_dim")}
+    words = vocabulary_size if parameters["text_backbone"] == "gru" else 0
+    return MMCA(image_dim, **given, vocabulary_size=words)
 
 
 # cell select-negatives
@@ -498,9 +490,7 @@ def select_hardest(
     scores = score_all(model, images, texts, budget, progress=False, device=device)
     if positive is None:
         positive = torch.eye(len(images), dtype=torch.bool, device=device)
-    captions = scores.i2t.masked_fill(positive, -math.inf).argmax(dim=1)
-    negative_images = scores.t2i.masked_fill(positive, -math.inf).argmax(dim=0)
-    return captions[:, None], negative_images[:, None]
+    return hardest_negatives(scores, positive)
 
 
 def sample_negatives(positive: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -512,33 +502,6 @@ def sample_negatives(positive: Tensor, count: int) -> tuple[Tensor, Tensor]:
     priority = torch.rand(2, *positive.shape).to(positive.device, non_blocking=True)
     captions, images = priority.masked_fill(positive, -1).topk(count, dim=2).indices
     return captions, images
-
-
-# cell score-selected
-GRAPH_FACTOR = 4  # bytes of a pair's graph over those of scoring it: measured in a test
-
-
-def score_selected(
-    model: Matcher,
-    images: Images,
-    texts: Texts,
-    rows: Tensor,
-    columns: Tensor,
-    budget: int,
-) -> Scores:
-    """Scores (p,) with gradients of images ``rows`` with texts ``columns``, within a budget."""
-    chunk_size = max(1, budget // (GRAPH_FACTOR * model.bytes_per_pair(images, texts)))
-
-    def score_chunk(chunk: Tensor) -> tuple[Tensor, Tensor]:
-        scores = model.score_pairs(images[rows[chunk]], texts[columns[chunk]])
-        return scores.i2t, scores.t2i
-
-    chunks = torch.arange(len(rows), device=rows.device).split(chunk_size)
-    if len(chunks) == 1:
-        return Scores(*score_chunk(chunks[0]))
-    parts = [checkpoint(score_chunk, chunk, use_reentrant=False) for chunk in chunks]
-    i2t, t2i = (torch.cat(direction) for direction in zip(*parts, strict=True))
-    return Scores(i2t, t2i)
 
 
 # cell hinges

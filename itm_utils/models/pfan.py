@@ -11,17 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from itm_utils.errors import input_error
+from itm_utils.fast_attention import (
+    EPS,
+    PairMask,
+    Shapes,
+    cosine_from_gram,
+    table_products,
+    table_sums,
+)
 from itm_utils.matcher import ImageBatch, Images
 from itm_utils.models.scan import (
     CrossAttention,
-    EPS,
-    PairMask,
     attend,
     check_choices,
-    cosine_from_gram,
     pool,
-    pool_groups,
+    pool_queries,
     region_layer,
+    scan_attention,
 )
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Stage, train_config
@@ -78,7 +84,7 @@ POSITIONS = ("focused", "area", "public", "none")
 
 def block_logits(queries: Tensor, table: Tensor, blocks: Tensor) -> Tensor:
     """Attention logits (i, r, k) of each region for its own blocks, within -1 and 1."""
-    return torch.tanh((queries @ table.T).gather(-1, blocks))
+    return torch.tanh(table_products(queries, table, blocks))
 
 
 def block_weights(logits: Tensor, share: Tensor, position: str) -> Tensor:
@@ -100,8 +106,7 @@ def position_vectors(
     """
     logits = block_logits(queries, table, blocks)
     weights = block_weights(logits, share.to(logits.dtype), position)
-    zeros = weights.new_zeros(*blocks.shape[:-1], len(table))
-    return zeros.scatter_add(-1, blocks, weights) @ table.to(weights.dtype)
+    return table_sums(weights, table, blocks)
 
 
 # cell pfan-score
@@ -109,7 +114,7 @@ def pfan_score(
     affinity: Tensor,
     gram: Tensor,
     query_norm: Tensor,
-    shapes: list[tuple[int, int]],
+    shapes: Shapes,
     first_norm: str,
     temperature: float,
     pooling: str,
@@ -118,13 +123,13 @@ def pfan_score(
     mask: PairMask | None = None,
 ) -> Tensor:
     """SCAN's score (m, n) plus ``bonus`` times the pooled largest weight per query."""
-    weights = attend(affinity, shapes, first_norm, temperature, mask)
+    weights = scan_attention(affinity, shapes, first_norm, temperature, mask)
     relevance = cosine_from_gram(affinity, weights, gram, query_norm)
-    scores = pool_groups(relevance, shapes, pooling, lse, mask)
+    scores = pool_queries(relevance, shapes, pooling, lse, mask)
     if not bonus:
         return scores
     largest = weights.amax(dim=1)
-    return scores + bonus * pool_groups(largest, shapes, pooling, lse, mask)
+    return scores + bonus * pool_queries(largest, shapes, pooling, lse, mask)
 
 
 # cell pfan-by-loop
@@ -139,13 +144,13 @@ def score_by_loop(
         if direction == "i2t":
             keys, queries = queries, keys
         affinity = keys @ queries.mT  # (i, k, q)
-        weights = attend(affinity, [(queries.shape[1], 1)], first_norm, temperature)
+        weights = attend(affinity, first_norm, temperature)
         attended = weights.mT @ keys  # (i, q, d)
         relevance = nn.functional.cosine_similarity(queries, attended, dim=-1)
-        score = pool(relevance[..., None], pooling, lse)
-        largest = pool(weights.amax(dim=1)[..., None], pooling, lse)
+        score = pool(relevance, pooling, lse)
+        largest = pool(weights.amax(dim=1), pooling, lse)
         columns.append(score + bonus * largest)
-    return torch.cat(columns, dim=1)
+    return torch.stack(columns, dim=1)
 
 
 # cell read-blocks
@@ -226,7 +231,7 @@ class PFAN(CrossAttention):
         attention = {"first_norm": first_norm, "temperature": temperature}
         pooled = {"pooling": pooling, "lse": lse, "bonus": bonus}
         self.direction = direction
-        self.attend = partial(attend, **attention)
+        self.attend = partial(scan_attention, **attention)
         self.pair_score = partial(pfan_score, **attention, **pooled)
         self.position_encoder = None
         if position != "none":

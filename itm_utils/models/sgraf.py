@@ -8,29 +8,32 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from itm_utils.errors import input_error
+from itm_utils.fast_attention import (
+    EPS,
+    PairMask,
+    Shapes,
+    TINY,
+    full_precision,
+    fuse_projections,
+    fused_logits,
+    local_similarity,
+    padded_pairs,
+    pair_attention,
+    pair_blocks,
+    send,
+    split_by_length,
+)
 from itm_utils.matcher import Attention, ImageBatch, Images, Scores, TextBatch, Texts
 from itm_utils.models.keeping_score import masked_mean
 from itm_utils.models.scan import (
-    EPS,
-    Packed,
-    PairMask,
     RegionsAndWords,
-    TILE,
-    TINY,
     attend,
     encode_words,
-    full_precision,
     l2_normalize_eps,
-    pack,
-    padded_pairs,
-    pair_attention,
     region_layer,
-    send,
-    vector_norm,
-    with_lengths,
+    scan_attention,
 )
 from itm_utils.models.vsepp import HingeTriplet
 from itm_utils.training import Stage, train_config
@@ -268,10 +271,7 @@ class GraphReasoningStep(nn.Module):
 
     def fused_projections(self) -> tuple[Tensor, ...]:
         """M, u, v, t such that q_proj(a) · k_proj(n) = a·Mn + u·n + v·a + t."""
-        query, key = self.q_proj, self.k_proj
-        matrix = query.weight.T @ key.weight
-        u, v = query.bias @ key.weight, key.bias @ query.weight
-        return matrix, u, v, query.bias @ key.bias
+        return fuse_projections(self.q_proj, self.k_proj)
 
     def edges(
         self,
@@ -284,9 +284,7 @@ class GraphReasoningStep(nn.Module):
 
         mask: (n, k), False at padded nodes, which get none; None without padding.
         """
-        matrix, u, v, t = fused
-        constant = queries @ v + t  # per query: the softmax is invariant to it
-        logits = (queries @ matrix + u) @ nodes.mT + constant[..., None]
+        logits = fused_logits(queries, nodes, fused)
         if mask is not None:
             logits = logits.masked_fill(~mask[:, None], -torch.inf)
         return logits.softmax(dim=-1)
@@ -332,126 +330,19 @@ FIRST_NORM = "clipped_l2norm"  # of chapter 02, the only one that SGRAF uses
 def unit_norm_attention(
     regions: Tensor,
     words: Tensor,
-    shapes: list[tuple[int, int]],
+    shapes: Shapes,
     temperature: float,
     mask: PairMask | None = None,
 ) -> Tensor:
     """Attention weights (m, r, x), scaled so that attended features have unit norm.
 
-    regions: (m, r, d). words: (x, d) or (m, x, d), in the order of ``attend``.
+    regions: (m, r, d). words: (x, d) or (m, x, d), in the order of ``scan_attention``.
     """
-    weights = attend(regions @ words.mT, shapes, FIRST_NORM, temperature, mask)
+    affinity = regions @ words.mT
+    weights = scan_attention(affinity, shapes, FIRST_NORM, temperature, mask)
     gram = regions @ regions.mT
     square = (weights * (gram @ weights)).sum(dim=1, keepdim=True)
     return weights / (square.clamp_min(TINY).sqrt() + EPS)
-
-
-def chunk_size(elements: int, items: int, device: torch.device) -> int:
-    """How many items of so many elements fit into the cache, at least one."""
-    return max(1, min(items, TILE.get(device.type, 2**26) // elements))
-
-
-def differences(
-    regions: Tensor, words: Tensor, weights: Tensor
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield chunks of images, and their attended features minus the words, (m, x, d)."""
-    words = words.expand(len(regions), -1, -1)
-    size = chunk_size(words[0].numel(), len(words), words.device)
-    for start in range(0, len(words), size):
-        part = slice(start, start + size)
-        yield part, torch.baddbmm(words[part], weights[part].mT, regions[part], beta=-1)
-
-
-class LocalSimilarity(torch.autograd.Function):
-    """Similarity vectors (m, x, s) of words with their attended features.
-
-    regions: (m, r, d). words: (x, d) or (m, x, d). weights: (m, r, x). matrix: (s, d).
-    The differences, by far the largest thing in a step, are not kept for the way back
-    but computed again, a chunk at a time.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        regions: Tensor,
-        words: Tensor,
-        weights: Tensor,
-        matrix: Tensor,
-        bias: Tensor,
-    ) -> Tensor:
-        """Return the similarity vectors (m, x, s), each of unit norm."""
-        vectors = words.new_empty(*weights.mT.shape[:2], len(matrix))
-        norms = words.new_empty(*weights.mT.shape[:2], 1)
-        for part, difference in differences(regions, words, weights):
-            squared = difference.square_().flatten(0, 1)
-            vector = vectors[part]
-            torch.addmm(bias, squared, matrix.T, out=vector.flatten(0, 1))
-            norm = vector_norm(vector)
-            norms[part] = norm
-            vector *= (norm + EPS).reciprocal()
-        ctx.save_for_backward(regions, words, weights, matrix, vectors, norms)
-        return vectors
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient of each input."""
-        regions, words, weights, matrix, vectors, norms = ctx.saved_tensors
-        shared = words.dim() == 2
-        to_regions, to_weights = torch.empty_like(regions), torch.empty_like(weights)
-        to_words, to_matrix = torch.zeros_like(words), torch.zeros_like(matrix)
-        to_bias = matrix.new_zeros(len(matrix))
-        for part, difference in differences(regions, words, weights):
-            vector, norm = vectors[part], norms[part]
-            along = (vector * grad[part]).sum(dim=-1, keepdim=True)
-            g = grad[part] - vector * (along * (norm + EPS) / norm)
-            g = (g / (norm + EPS)).flatten(0, 1)
-            to_bias += g.sum(dim=0)
-            to_matrix.addmm_(g.T, difference.square().flatten(0, 1))
-            g = difference.mul_(2).mul_((g @ matrix).view_as(difference))
-            torch.bmm(weights[part], g, out=to_regions[part])
-            torch.bmm(regions[part], g.mT, out=to_weights[part])
-            if shared:
-                to_words -= g.sum(dim=0)
-            else:
-                torch.neg(g, out=to_words[part])
-        return to_regions, to_words, to_weights, to_matrix, to_bias
-
-
-def local_similarity(
-    regions: Tensor, words: Tensor, weights: Tensor, proj: nn.Linear
-) -> Tensor:
-    """Similarity vectors (m, x, s) of words with their attended features."""
-    args = regions, words, weights, proj.weight, proj.bias
-    return LocalSimilarity.apply(*args)
-
-
-# cell parts
-def split_by_length(vectors: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
-    """Split word vectors (m, x, s) into (m, n, w, s) per shape (n, w)."""
-    parts = zip(vectors.split([w * n for n, w in shapes], dim=1), shapes, strict=True)
-    return [part.unflatten(1, (w, n)).transpose(1, 2) for part, (n, w) in parts]
-
-
-def pair_blocks(
-    images: Images, texts: Texts, sim_dim: int, at_once: bool
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Packed]]:
-    """Yield blocks of all pairs: image indices (m,), their regions (m, r, d), caption
-    indices (n,) and their words. Indices are on the CPU.
-    """
-    rows, known = pack(images), with_lengths(texts)
-    indices = rows.order.split([n for n, _ in rows.shapes])
-    device = known.local.device
-    columns = chunk_size(known.local[0].numel(), len(known), device)
-    by_length = known.lengths.argsort(stable=True)
-    for part in by_length.split(len(known) if at_once else columns):
-        packed = pack(known[part], by_position=True)
-        for index, regions in zip(indices, rows.groups(), strict=True):
-            size = len(index)
-            if not at_once:
-                size = chunk_size(len(packed.vectors) * sim_dim, size, device)
-            for block in zip(index.split(size), regions.split(size), strict=True):
-                yield *block, part[packed.order], packed
 
 
 # cell pair-nodes
@@ -572,7 +463,7 @@ class SGRAF(RegionsAndWords):
     def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
         """Cross-attention of words over regions, below the similarity vectors."""
         temperature = self.similarity.temperature
-        weights = partial(attend, first_norm=FIRST_NORM, temperature=temperature)
+        weights = partial(scan_attention, first_norm=FIRST_NORM, temperature=temperature)
         return {"t2i": pair_attention(images, texts, weights)}
 
     def bytes_per_pair(self, images: Images, texts: Texts) -> int:
@@ -621,8 +512,7 @@ def score_by_loop(model: SGRAF, images: Images, texts: Texts) -> Tensor:
         repeated = words[mask].expand(len(images), -1, -1)  # (i, w, d)
         keys, queries = images.local, repeated
         affinity = keys @ queries.mT  # (i, k, q)
-        shapes = [(queries.shape[1], 1)]
-        weights = attend(affinity, shapes, FIRST_NORM, similarity.temperature)
+        weights = attend(affinity, FIRST_NORM, similarity.temperature)
         attended = weights.mT @ keys  # (i, q, d)
         local = similarity_vector(
             l2_normalize_eps(attended), queries, similarity.local_proj

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from itm_lab.cli import app
 from itm_lab.experiments import runner
+from itm_lab.experiments.experiment_files import Experiment
 from itm_lab.experiments.runner import Job
+from itm_lab.experiments.trial_queue import TrialQueue
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import make_receipt, read_receipt, write_receipt
 from itm_lab.records.scores import save_scores, write_scores
@@ -105,6 +107,22 @@ def test_a_queue_runs_in_its_order_and_searches_where_it_must(itm_queue) -> None
     assert itm_queue("--jobs", "2")[2] == []  # nothing is run again
     _, said, _ = itm_queue("--dry-run")
     assert said.splitlines()[0] == "scan/f30k/follows: 1 of 1 seeds" and "scan/f30k/plain: 2 of 2 seeds" in said
+
+
+def test_only_what_waited_for_a_run_is_asked_again(itm_queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    next_runs = TrialQueue.next_runs
+
+    def noted(queue: TrialQueue, experiment: Experiment, *more) -> list[Job]:
+        asked.append(experiment.name)
+        return next_runs(queue, experiment, *more)
+
+    monkeypatch.setattr(TrialQueue, "next_runs", noted)
+    code, said, started = itm_queue("--jobs", "1")
+    assert code == 0 and len(started) == 9, said
+    assert (
+        asked.count("scan/f30k/plain") == 3
+    )  # at the start, and after each of its two runs; not after the other seven
 
 
 def test_what_needs_no_search_fills_the_second_core(itm_queue) -> None:

@@ -23,6 +23,7 @@ from itm_lab.records.receipts import make_receipt, read_receipt, variant_receipt
 from itm_lab.records.scores import save_scores, write_scores
 from itm_lab.teaching.figures import intervals
 from itm_utils.data.batches import PairDataset
+from itm_utils.data.phrases import Grounding, Phrase
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Attention, Matcher, OfflineNegatives, Scores, length_mask
 from itm_utils.models import bfan, ccr_ccs, pfan, scan, sgraf
@@ -38,6 +39,7 @@ from itm_utils.models.ccr_ccs import (
     logit_gradients,
     one_query_terms,
     reversed_weights,
+    sample_across_phrases,
     sample_queries,
     sample_two_queries,
     sampled_query_terms,
@@ -253,6 +255,41 @@ def test_samples_come_from_torchs_generator() -> None:
     first, second = sample_two_queries(mask), sample_two_queries(mask)
     torch.manual_seed(11)
     assert torch.equal(first, sample_two_queries(mask)) and not torch.equal(first, second)
+
+
+def test_a_query_is_swapped_with_every_word_of_other_phrases_and_with_no_other() -> None:
+    mask = torch.tensor([[0, 1, 1, 1, 1, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
+    phrases = torch.tensor([[-1, 0, 0, -1, 1, -1], [-1, 0, 0, -1, -1, -1], [-1] * 6])
+    drawn = torch.stack([sample_across_phrases(mask, phrases)[:, 0] for _ in range(400)])  # (400, b, 2)
+    found = {tuple(pair) for pair in drawn[:, 0].tolist()}
+    assert found == set(itertools.permutations((1, 2, 3, 4), 2)) - {(1, 2), (2, 1)}
+    assert {tuple(pair) for pair in drawn[:, 1].tolist()} == {(1, -1), (2, -1)}  # one phrase: nothing to swap with
+    assert (drawn[:, 2] == -1).all()
+    outside = torch.full_like(phrases, -1)
+    torch.manual_seed(3)
+    anywhere = sample_across_phrases(mask, outside)
+    torch.manual_seed(3)
+    assert torch.equal(anywhere, sample_queries(mask, 1))  # words outside every phrase: as without phrases
+
+
+def test_swaps_across_phrases_need_phrases_and_one_sampled_query(toy_pairs: PairDataset) -> None:
+    given = Grounding([[Phrase(0, len(caption), np.zeros((0, 4)))] for caption in toy_pairs.split.captions])
+    model = SCAN(60, toy_pairs.split.feature_dim, direction="t2i", width=8, word_dim=8)
+    objective = AttentionConstraintLoss(HingeTriplet(0.2), ccr_weight=0.0, swap_within_phrase=False)
+    with pytest.raises(ItmError, match="captions: found no phrases"):
+        objective(model, toy_pairs[list(range(6))])
+    with pytest.raises(ItmError, match="queries: found 0"):
+        replace(objective, queries=0)
+    before = toy_pairs.texts.fingerprint
+    toy_pairs.texts.add_phrases(given)
+    assert toy_pairs.texts.fingerprint != before
+    batch = toy_pairs[list(range(6))]
+    real = batch.texts.mask & ~batch.texts.special
+    assert torch.equal(batch.texts.phrases == 0, real)  # each caption is one phrase
+    _, logs = objective(model, batch)
+    assert logs["ccs"] == 0  # so that nothing can be swapped
+    _, logs = replace(objective, swap_within_phrase=True)(model, batch)
+    assert logs["ccs"] > 0
 
 
 @pytest.mark.parametrize("number", [1, 3, 9])

@@ -47,6 +47,7 @@ from itm_lab.records.old_names import modern_parameters
 from itm_lab.records.parameters import declared_parameters, settings_of
 from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError
+from itm_utils.fast_attention import GRAPH_FACTOR
 from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, Scores, TextBatch, Texts
 from itm_utils.metrics.retrieval import ensemble, evaluate
 from itm_utils.models.dcpa import (
@@ -61,7 +62,7 @@ from itm_utils.models.dcpa import (
     topk_mean,
     weighted_sum,
 )
-from itm_utils.models.mmca import GRAPH_FACTOR, HardNegativeTripletLoss, select_hardest
+from itm_utils.models.mmca import HardNegativeTripletLoss, select_hardest
 from itm_utils.models.vsepp import HingeTriplet, hinge_loss
 from itm_utils.scoring import encode_split, score_all, score_split
 from itm_utils.training import TrainConfig

@@ -21,13 +21,14 @@ from itm_lab.parity.adapters.mmca import NAMES, load
 from itm_lab.parity.comparison import our_name
 from itm_lab.records.old_names import modern_parameters
 from itm_lab.records.parameters import declared_parameters
+from itm_utils import fast_attention
 from itm_utils.data.phrases import Phrase
 from itm_utils.data.precomp import open_split
 from itm_utils.errors import ItmError
+from itm_utils.fast_attention import GRAPH_FACTOR, attend_pairs
 from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, Scores, TextBatch, Texts, length_mask
 from itm_utils.models import mmca
 from itm_utils.models.mmca import (
-    GRAPH_FACTOR,
     MMCA,
     CrossAttentionModule,
     CrossModalTransformerLayer,
@@ -36,7 +37,6 @@ from itm_utils.models.mmca import (
     apply_to_all_pairs,
     apply_to_concatenation,
     apply_to_pairs,
-    attend,
     build,
     positive_pairs,
     sample_negatives,
@@ -741,8 +741,8 @@ def test_selected_pairs_have_the_loss_and_gradients_of_all(
     expected = hinge_loss(scores, 0.4, hardest) + extra
     torch.testing.assert_close(expected, slow_loss(scores.i2t, 0.4, hardest, scores.t2i) + extra, **EXACT)
     reference = gradients(matcher, expected)
-    plain = mmca.checkpoint
-    monkeypatch.setattr(mmca, "checkpoint", lambda *a, **k: pieces.append(len(a[1])) or plain(*a, **k))
+    plain = fast_attention.checkpoint
+    monkeypatch.setattr(fast_attention, "checkpoint", lambda *a, **k: pieces.append(len(a[1])) or plain(*a, **k))
     budget = at_a_time * GRAPH_FACTOR * matcher.bytes_per_pair(images, texts)
     loss, told = HardNegativeTripletLoss(0.4, hardest=hardest, negatives=0, budget=budget)(matcher, batch)
     asked = 3 * 6 if hardest else 6 + 2 * 6 * 5
@@ -1103,7 +1103,7 @@ def test_the_gate_is_the_share_that_crosses() -> None:
     blocks = (images, texts, joint[:, :, :r, r:]), (texts, images, joint[:, :, r:, :r])
     for one, other, block in blocks:
         mine, theirs = one.extra_local, other.extra_local
-        _, logsumexp = attend(mine["query"], theirs["key"], theirs["value"], other.mask)
+        _, logsumexp = attend_pairs(mine["query"], theirs["key"], theirs["value"], other.mask)
         gate = torch.sigmoid(logsumexp - mine["self_logsumexp"])  # (b, q, h)
         torch.testing.assert_close(block.sum(dim=-1).mT, gate, **EXACT)
         assert gate[one.mask].std() > 0.01

@@ -10,9 +10,9 @@ import torch
 from cross_attention import check_definition, images_of, ragged, texts_of
 from torch import Tensor
 
+from itm_utils import fast_attention
 from itm_utils.errors import ItmError
 from itm_utils.matcher import Images, TextBatch, Texts
-from itm_utils.models import scan
 from itm_utils.models.scan import FIRST_NORMS, POOLINGS, SCAN, score_by_loop
 from itm_utils.scoring import score_all
 
@@ -57,7 +57,7 @@ def test_kernel_is_the_definition_with_gradients(direction: str, first_norm: str
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])
 @pytest.mark.parametrize("tile", [1, 50, 2**20])
 def test_loop_tiles_and_blocks_agree(direction: str, tile: int, monkeypatch) -> None:
-    monkeypatch.setitem(scan.TILE, "cpu", tile)
+    monkeypatch.setitem(fast_attention.TILE, "cpu", tile)
     images = Images(local=torch.randn(4, 3, 6), mask=torch.ones(4, 3, dtype=torch.bool))
     texts = ragged()[1]._map(lambda x: x.float() if x.is_floating_point() else x)
     matcher = model(direction)

@@ -8,9 +8,9 @@ from cross_attention import WORDS as LENGTHS
 from cross_attention import texts_of
 from torch import Tensor, nn
 
+from itm_utils import fast_attention
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, TextBatch, Texts, length_mask
-from itm_utils.models import sgraf
 from itm_utils.models.sgraf import (
     HEADS,
     SGRAF,
@@ -103,7 +103,7 @@ def test_scores_are_the_definition_with_gradients(head: str) -> None:
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("tile", [1, 60, 2**20])
 def test_loop_chunks_and_blocks_agree(head: str, tile: int, monkeypatch) -> None:
-    monkeypatch.setitem(sgraf.TILE, "cpu", tile)
+    monkeypatch.setitem(fast_attention.TILE, "cpu", tile)
     matcher = model(head)
     with torch.no_grad():
         images, texts = encode(matcher, image_batch((3, 3, 3, 3)), texts_of(LENGTHS, seed=2))

@@ -12,9 +12,10 @@ from torch import Tensor
 from itm_lab.parity.adapters import scan
 from itm_lab.parity.comparison import Arrays, load_public
 from itm_utils.errors import input_error
+from itm_utils.fast_attention import pair_attention
 from itm_utils.matcher import Images, Texts
 from itm_utils.models.bfan import BFAN
-from itm_utils.models.scan import attend, pair_attention
+from itm_utils.models.scan import scan_attention
 
 NAMES = scan.NAMES  # the encoders are SCAN's
 # Options of SCAN that BFAN fixes.
@@ -54,7 +55,7 @@ def values(model: BFAN, arrays: Arrays) -> dict[str, Tensor]:
 def pair_values(model: BFAN, images: Images, texts: Texts) -> dict[str, Tensor]:
     """Every step of one pair by its public name; attention is (query, key)."""
     found = {}
-    dense = partial(attend, first_norm="clipped_l2norm", temperature=model.config["temperature"])
+    dense = partial(scan_attention, first_norm="clipped_l2norm", temperature=model.config["temperature"])
     sides = {"t2i": (images, texts), "i2t": (texts, images)}
     for direction, (keys, queries) in sides.items():
         attention = model.attention(images, texts)[direction]

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from itm_lab.parity.comparison import Arrays, Table, to_device
+from itm_utils.fast_attention import pair_attention
 from itm_utils.matcher import Attention, Images, Texts, length_mask
 from itm_utils.models import ccr_ccs
-from itm_utils.models.scan import attend, pair_attention
+from itm_utils.models.scan import scan_attention
 
 
 def compare_case(table: Table, about: Mapping[str, Any], arrays: Arrays) -> bool:
@@ -61,7 +62,7 @@ def case_attention(direction: str, about: Mapping[str, Any], arrays: Arrays) -> 
     if not direction:
         return Attention(inputs["weights"], *sides, *masks), inputs
     images, texts = Images(local=sides[0], mask=masks[0]), Texts(local=sides[1], mask=masks[1])
-    weights = partial(attend, first_norm="clipped_l2norm", temperature=about["options"][f"lambda_{direction}"])
+    weights = partial(scan_attention, first_norm="clipped_l2norm", temperature=about["options"][f"lambda_{direction}"])
     keys_and_queries = (images, texts) if direction == "t2i" else (texts, images)
     return pair_attention(*keys_and_queries, weights), inputs
 
