@@ -263,9 +263,9 @@ SEARCH = re.compile(r'\s*<script src="[^"]*(?:searchtools|language_data|searchin
 
 
 def without_unused_formulas(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
-    """Load no MathJax (2.3 MB) on a page without formulas: Sphinx does where any page below it has some."""
+    """Load no MathJax (1.3 MB) on a page without formulas: Sphinx does where any page below it has some."""
     if 'class="math' not in str(context.get("body", "")):
-        context["script_files"] = [one for one in context.get("script_files", []) if "tex-svg" not in str(one.filename)]
+        context["script_files"] = [one for one in context.get("script_files", []) if "tex-chtml" not in str(one.filename)]
 
 
 def slim(app: Sphinx, exception: Exception | None) -> None:

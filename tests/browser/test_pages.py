@@ -67,7 +67,9 @@ def visit(tab: Any, html: Path, name: str) -> None:
 
 def grave(tab: Any, options: dict[str, Any]) -> list[str]:
     """Critical and serious findings of axe, a line each with the first places."""
-    found = tab.evaluate("(options) => axe.run(document, {resultTypes: ['violations'], preload: false, ...options})", options)
+    found = tab.evaluate(
+        "(options) => axe.run(document, {resultTypes: ['violations'], preload: false, ...options})", options
+    )
     return [
         f"{one['impact']} {one['id']} ({len(one['nodes'])}): "
         + "; ".join(node["html"][:120] for node in one["nodes"][:3])
@@ -83,7 +85,7 @@ def test_page(tab: Any, html: Path, name: str) -> None:
     assert tab.errors == []
     assert all(url.startswith(("file:", "data:")) for url in tab.loaded), "something comes from the network"
     weight = sum(size_of(url) for url in tab.loaded)
-    formulas = any("mathjax" in url.lower() or "tex-svg" in url for url in tab.loaded)
+    formulas = any("tex-chtml" in url for url in tab.loaded)
     assert weight < (CHAPTER if formulas else SIMPLE), f"{weight / 1e6:.2f} MB"
     at_desktop = tab.evaluate(OUTSIDE)
     tab.evaluate(axe_source())
