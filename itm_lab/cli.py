@@ -354,6 +354,30 @@ def ensemble(
 
 
 @app.command()
+def keep(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Experiments, or folders of runs; else those of experiments/kept.yaml.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Where the runs lie.")] = Path("runs"),
+    receipts: Annotated[Path, typer.Option(help="Where their receipts lie.")] = Path("receipts"),
+    out: Annotated[Path, typer.Option(help="Where kept models go.")] = Path("weights"),
+    provisional: Annotated[bool, typer.Option("--provisional", help="Before every planned seed has run, too.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put another kept model's files in the old ones' place.")
+    ] = False,
+) -> None:
+    """Keep the weights of the median seed in half precision, with a receipt that is scored from them."""
+    from itm_lab.experiments.keep import Places, keep_all
+
+    root, failed = Paths.find().root, False
+    places = Places(root, root / runs, root / receipts, root / out)
+    for kept, line in keep_all(places, names or [], provisional, replace):
+        typer.echo(line if kept else f"not kept: {line}", err=not kept)
+        failed |= not kept
+    raise typer.Exit(failed)
+
+
+@app.command()
 def figures(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run, e.g. runs/dcpa/f30k/two_stages/s0.")],
     out: Annotated[Path | None, typer.Option(help="Where the figures go; otherwise figures/ in that folder.")] = None,
@@ -458,3 +482,17 @@ def front(
     elif not is_current(root):
         typer.echo("README.md is behind receipts or results: run `itm book front`", err=True)
         raise typer.Exit(1)
+
+
+def explorer(
+    weights: Annotated[Path, typer.Option(help="Where kept models lie.")] = Path("weights"),
+    out: Annotated[Path, typer.Option(help="Where the page's data go.")] = Path("book/_static/explorer"),
+) -> None:
+    """Write the data of the attention explorer: attention and scores of every kept model that attends, on Scenes."""
+    from itm_lab.data.opening import dataset_folder
+    from itm_lab.publish.explorer import kept_models, write_explorer
+    from itm_lab.scenes import load_scenes
+    from itm_utils.data.precomp import open_split
+
+    root, split = Paths.find().root, open_split(dataset_folder("scenes"), "test")
+    typer.echo(write_explorer(kept_models(root / weights), load_scenes("test"), split, root / out))

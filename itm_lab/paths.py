@@ -44,6 +44,10 @@ class Paths:
         return self.root / "receipts"
 
     @property
+    def weights(self) -> Path:
+        return self.root / "weights"
+
+    @property
     def models(self) -> Path:
         return self.root / "itm_utils" / "models"
 

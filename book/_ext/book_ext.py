@@ -204,6 +204,12 @@ class FoldCells(SphinxTransform):
         return FoldedCode("", block, title=part.title) if part.kind else block
 
 
+class KeptTables(MadeTables):
+    """``{kept-tables}``: every kept model with its seed, its rsum and its size."""
+
+    module = "kept_page"
+
+
 CAPTION = "The layers, top first: a module imports only what stands below it. The numbers are lines."
 
 
@@ -265,7 +271,9 @@ SEARCH = re.compile(r'\s*<script src="[^"]*(?:searchtools|language_data|searchin
 def without_unused_formulas(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
     """Load no MathJax (1.3 MB) on a page without formulas: Sphinx does where any page below it has some."""
     if 'class="math' not in str(context.get("body", "")):
-        context["script_files"] = [one for one in context.get("script_files", []) if "tex-chtml" not in str(one.filename)]
+        context["script_files"] = [
+            one for one in context.get("script_files", []) if "tex-chtml" not in str(one.filename)
+        ]
 
 
 def slim(app: Sphinx, exception: Exception | None) -> None:
@@ -304,6 +312,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("chapter-table", ChapterTable)
     app.add_node(FoldedCode, html=(open_fold, close_fold))
     app.add_transform(FoldCells)
+    app.add_directive("kept-tables", KeptTables)
     app.connect("config-inited", set_buttons)
     app.connect("html-page-context", without_unused_formulas, priority=900)
     app.connect("build-finished", slim)

@@ -12,8 +12,8 @@ from itm_utils.matcher import Matcher
 from itm_utils.models.dcpa import DCPA
 
 INTRA, INTER = "intra", "inter"  # folders of DCPA's two stages
-# Folders of a model that ranks by itself: of DCPA in one training, and of chapter 10's second round.
-ALONE = (INTRA, "joint", "final")
+# Folders of a model that ranks by itself: of DCPA in one training, of chapter 10's second round, and of chapter 01.
+ALONE = (INTRA, "joint", "final", "train")
 
 
 def open_model(run: Path) -> tuple[Matcher, dict[str, Any], Path]:

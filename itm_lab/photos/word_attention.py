@@ -39,7 +39,7 @@ def word_attention(opened: Opened, image: int, texts: Captions, caption: int, te
     way = WORDS_ATTEND if WORDS_ATTEND in seen else REGIONS_ATTEND
     if way not in seen:
         return None
-    weights = _by_word(seen[way], way)
+    weights = weights_by_word(seen[way], way)
     spans = batch.spans[0].numpy()
     if len(weights) != len(spans):  # such a model's queries are no tokens of the sentence
         return None
@@ -47,7 +47,7 @@ def word_attention(opened: Opened, image: int, texts: Captions, caption: int, te
     return WordAttention(words, merged, way) if words else None
 
 
-def _by_word(attention: Attention, way: str) -> np.ndarray:
+def weights_by_word(attention: Attention, way: str) -> np.ndarray:
     """(w, r) of one pair, regions that are padding at 0."""
     if way == WORDS_ATTEND:
         weights = attention.weights[0].masked_fill(~attention.key_mask[0][None, :], 0)

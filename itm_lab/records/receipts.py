@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -346,11 +347,23 @@ def _circumstances(seconds: float, device: str, code: Code) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "processor": processor(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "commit": code.commit,
         "clean": code.clean,
     }
+
+
+@cache
+def processor() -> str:
+    """What decides the last digits of sums on a CPU: its model, and the widest instructions that PyTorch uses."""
+    name, listed = platform.processor() or platform.machine(), Path("/proc/cpuinfo")  # Linux alone has that file
+    for line in listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else ():
+        if line.startswith("model name"):
+            name = line.partition(":")[2].strip()
+            break
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _version(package: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checked_receipts import SCHEMA_3_RUN
 
 from itm_lab.records.checkout import Code
 from itm_lab.records.receipts import (
@@ -180,7 +181,9 @@ def test_what_the_schema_cannot_see_of_old_receipts_still_stands(tmp_path: Path)
     """Schemas 2 and 3 are read as they are, and known as the old protocol."""
     new = receipt(code=Code("c" * 40, True))
     old = {name: value for name, value in new.items() if name not in ("inputs", "training", "search")} | {"schema": 3}
-    old["run"] = {name: value for name, value in new["run"].items() if name != "clean"} | {"commit": "c" * 40 + "+"}
+    old["run"] = {name: value for name, value in new["run"].items() if name in SCHEMA_3_RUN} | {
+        "commit": "c" * 40 + "+"
+    }
     older = {("arm" if name == "variant" else name): value for name, value in old.items()} | {"schema": 2}
     assert not is_old_protocol(new)
     for number, content in enumerate((old, older)):
@@ -195,7 +198,7 @@ def test_what_the_schema_cannot_see_of_old_receipts_still_stands(tmp_path: Path)
 def test_a_new_receipt_replaces_one_of_the_old_protocol(tmp_path: Path) -> None:
     path = write_receipt(receipt(), tmp_path)
     old = {n: v for n, v in json.loads(path.read_text()).items() if n not in ("inputs", "training", "search")}
-    old["run"].pop("clean")
+    old["run"] = {name: value for name, value in old["run"].items() if name in SCHEMA_3_RUN}
     old["metrics"]["rsum"] = {"value": 12.0}
     path.write_text(json.dumps(sealed(old | {"schema": 3})))
     assert read_receipt(path)["metrics"]["rsum"]["value"] == 12.0
