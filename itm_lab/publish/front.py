@@ -111,8 +111,8 @@ def findings_block(root: Path, ledger: Ledger) -> str:
     pool, attention = (mean(probe[name]["rsum"]) for name in ("mean pool", "attention"))
     return "\n".join(
         (
-            f"- *Photographs (Flickr8k).* People call {min(shares):.0f} to {max(shares):.0f} % of judged first errors right, over "
-            f"{len(shares)} models ([how](book/false-negatives.md)).",
+            f"- *Photographs (Flickr8k).* Of first errors that people judged, {min(shares):.0f} to {max(shares):.0f} % describe their image "
+            f"({len(shares)} models; [how](book/false-negatives.md)).",
             f"- *Synthetic (Scenes).* A caption fits {probe['ambiguity']:.1f} images on average, so a perfect matcher reaches text-to-image "
             f"R@1 {probe['ceiling']['t2i_r1']:.0f} ([why](book/little-world.md)).",
             f"- *Synthetic (Scenes).* Attention reaches rsum {attention:.0f}, mean pooling {pool:.0f}: small probes, "

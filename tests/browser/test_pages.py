@@ -78,6 +78,17 @@ def grave(tab: Any, options: dict[str, Any]) -> list[str]:
     ]
 
 
+def test_axe_finds_what_is_wrong(tab: Any, html: Path) -> None:
+    """The check itself: an image without alt text and grey on grey are found."""
+    visit(tab, html, "book/licence")
+    tab.evaluate("""() => document.querySelector("article").insertAdjacentHTML(
+        "beforeend", "<img src='a.png'><p style='color: #bbb; background: #ccc'>words</p>")""")
+    tab.evaluate(axe_source())
+    found = " ".join(grave(tab, {}))
+    assert "image-alt" in found and "color-contrast" in found
+    assert "color-contrast" in " ".join(grave(tab, IN_THE_DARK))
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_page(tab: Any, html: Path, name: str) -> None:
     tab.set_viewport_size(DESKTOP)
