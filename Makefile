@@ -26,7 +26,7 @@ export PYDEVD_DISABLE_FILE_VALIDATION = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install book test unit pytest parity notebooks pages serve export bench reproduce faults student lint format clean
+.PHONY: FORCE help install book test unit pytest parity notebooks pages serve export bench reproduce faults student classroom lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 20
@@ -96,6 +96,9 @@ faults: $(STAMP)  ## strike every work with over 200 faults, readers and command
 
 student: $(STAMP)  ## copies of the chapters without solutions, in _build/student/
 	@$(BIN)/itm notebooks student
+
+classroom: $(STAMP)  ## a course folder in _build/classroom/: nbgrader, slides, questions, wheels, dataset
+	@$(BIN)/itm classroom make
 
 lint: $(STAMP)  ## ruff, bandit, pyright, import contracts, spelling, vocabulary, notebook rules, stale modules
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/lint-imports && \

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
+from itm_lab.classroom.cli import app as classroom
 from itm_lab.data.cli import app as data
 from itm_lab.paths import Paths
 from itm_lab.photos.cli import app as photos
@@ -34,6 +36,7 @@ book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
 app.add_typer(notebooks, name="notebooks")
 app.add_typer(book, name="book")
 app.add_typer(data, name="data")
+app.add_typer(classroom, name="classroom", help="A course folder, and grading.")
 app.add_typer(photos)
 
 
@@ -448,22 +451,30 @@ def launch(
 @notebooks.command()
 def student(
     folder: Annotated[Path, typer.Argument(help="Where the copies go.")] = Path("_build/student"),
+    nbgrader: Annotated[bool, typer.Option("--nbgrader", help="Marked for nbgrader: what students get.")] = False,
+    instructor: Annotated[
+        bool, typer.Option("--instructor", help="Marked for nbgrader: with solutions and hidden tests.")
+    ] = False,
 ) -> None:
     """Write copies for a class, without solutions, answers and outputs."""
     from itm_lab.publish.student_copies import student_copies
 
-    typer.echo(f"{folder}: {len(student_copies(Paths.find().root, folder))} notebooks")
+    kind = "instructor" if instructor else "nbgrader" if nbgrader else "plain"
+    typer.echo(f"{folder}: {len(student_copies(Paths.find().root, folder, kind))} notebooks")
 
 
 @book.command()
 def build(
     executed: Annotated[bool, typer.Option("--executed", help="Show the copies run under _build/.")] = False,
+    solutions_from: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Leave solutions and answers out before this day.")
+    ] = None,
 ) -> None:
     """Build _build/html/index.html; warnings are errors."""
     from itm_lab.publish import build as builder
 
     start = time.perf_counter()
-    if not builder.build(Paths.find().root, executed):
+    if not builder.build(Paths.find().root, executed, solutions_from.date() if solutions_from else None):
         typer.echo("book: the build failed; the warnings stand above", err=True)
         raise typer.Exit(1)
     typer.echo(f"pages: {time.perf_counter() - start:.0f} s; _build/html/index.html")

@@ -13,7 +13,7 @@ from itm_utils.errors import input_error
 from itm_utils.files import write_text
 
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
-CELL_METADATA = {"tags", "mystnb", "slideshow"}
+CELL_METADATA = {"tags", "mystnb", "slideshow", "nbgrader"}  # the last in copies for a class
 NUMBER = re.compile(r"^\d+[a-z]?_")  # of a chapter
 # One thread a kernel: two run side by side, and sums come out the same on every run. The malloc limits
 # keep large temporaries in the heap (several times faster scoring with glibc).

@@ -204,6 +204,12 @@ class FoldCells(SphinxTransform):
         return FoldedCode("", block, title=part.title) if part.kind else block
 
 
+class TeachingTimes(MadeTables):
+    """``{teaching-times}``: how long every chapter takes to read and to practise."""
+
+    module = "teaching_page"
+
+
 class KeptTables(MadeTables):
     """``{kept-tables}``: every kept model with its seed, its rsum and its size."""
 
@@ -312,6 +318,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("chapter-table", ChapterTable)
     app.add_node(FoldedCode, html=(open_fold, close_fold))
     app.add_transform(FoldCells)
+    app.add_directive("teaching-times", TeachingTimes)
     app.add_directive("kept-tables", KeptTables)
     app.connect("config-inited", set_buttons)
     app.connect("html-page-context", without_unused_formulas, priority=900)

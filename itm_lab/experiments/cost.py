@@ -29,9 +29,8 @@ from torch.utils.flop_counter import flop_registry
 
 from itm_lab.experiments.chain import shared_folder
 from itm_lab.experiments.kept_counts import keep_count, read_count
-from itm_lab.experiments.runner import Job, open_data
+from itm_lab.experiments.runner import Job, known_receipt, open_data
 from itm_lab.experiments.shapes import WithoutDraws
-from itm_lab.records.receipts import read_receipt
 from itm_utils.cache import cache_root
 from itm_utils.data.vocabulary import Vocabulary
 from itm_utils.errors import input_error
@@ -187,7 +186,7 @@ def seconds_of(job: Job, results: Path) -> float | None:
     same = "".join(c if c.isalnum() else "?" for c in job.parameters["variant"])
     for pattern in (f"{same}_scenes_s*.json", "*_scenes_s*.json"):
         for path in sorted((results / job.experiment.chapter).glob(pattern)):
-            return read_receipt(path)["run"]["seconds"]
+            return known_receipt(path)["run"]["seconds"]
     return None
 
 

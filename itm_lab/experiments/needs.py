@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +221,15 @@ def is_built(job: Job) -> bool:
     """Whether Scenes is there, if that is the dataset: to open it would build it."""
     if job.parameters["dataset"] != "scenes":
         return True
+    return (cache_root() / scenes_name() / "manifest.json").is_file()
+
+
+@cache
+def scenes_name() -> str:
+    """The name of the folder of Scenes: a hash of the source of its generator."""
     from itm_lab.scenes.build import ScenesSpec
 
-    return (cache_root() / ScenesSpec().folder_name() / "manifest.json").is_file()
+    return ScenesSpec().folder_name()
 
 
 def data_source(name: str, file: str) -> str:

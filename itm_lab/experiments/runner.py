@@ -39,6 +39,7 @@ from itm_lab.records.receipts import (
 )
 from itm_lab.records.scores import read_scores
 from itm_lab.records.training import SEARCH_RECORD
+from itm_utils.cache import cache_root
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import ItmError, input_error, printable
 from itm_utils.progress import interactive
@@ -77,7 +78,7 @@ class Job:
     @property
     def data(self) -> Path:
         name = self.parameters["dataset"]
-        return dataset_folder(name if name == "scenes" else str(self.root / name))
+        return data_folder(name if name == "scenes" else str(self.root / name), cache_root())
 
     @property
     def seed(self) -> int:
@@ -205,6 +206,12 @@ class Facts:
 
 
 @cache
+def data_folder(dataset: str, cached: Path) -> Path:
+    """The folder of a dataset, looked for once: Scenes is named after the source of its generator. cached: where it is."""
+    return dataset_folder(dataset)
+
+
+@cache
 def open_data(folder: Path, evaluated: str) -> tuple[PrecompSplit, ...]:
     """Train, the part of dev that validates, and the split that is judged: opened once for all runs."""
     return tuple(open_splits(folder, evaluated))
@@ -231,8 +238,7 @@ def is_finished(job: Job, results: Path) -> bool:
     path = expected_receipt(job, results)
     if not path.exists():
         return False
-    stat = path.stat()
-    known = _read_once(path, stat.st_mtime_ns, stat.st_size)
+    known = known_receipt(path)
     if is_old_protocol(known):
         return False  # it is replaced
     for name, wanted in (("dataset", job.facts.identity), ("parameters", settings_of(job.parameters))):
@@ -242,9 +248,14 @@ def is_finished(job: Job, results: Path) -> bool:
     return True
 
 
+def known_receipt(path: Path) -> dict[str, Any]:
+    """A receipt, read and checked again only when its file has changed: plans and queues ask for the same ones often."""
+    stat = path.stat()
+    return _read_once(path, stat.st_mtime_ns, stat.st_size)
+
+
 @cache
 def _read_once(path: Path, changed: int, size: int) -> dict[str, Any]:
-    """A receipt, read and checked again only when its file has changed: a queue asks for each after every run."""
     return read_receipt(path)
 
 

@@ -27,7 +27,7 @@ HEADINGS = frozenset(
     ("image", "image_name", "image name", "file", "filename", "file_name", "file name", "name", "photo")
 )
 CAPTION_HEADINGS = frozenset(("caption", "comment", "sentence", "text"))
-Row = tuple[int, list[str]]  # its line in the file, from 1, and its cells
+NumberedCells = tuple[int, list[str]]  # its line in the file, from 1, and its cells
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _name(cells: list[str]) -> str:
     return NUMBER.sub("", cells[0].strip()).strip()
 
 
-def _caption_column(path: Path, rows: list[Row], heading: Row | None) -> tuple[int, int]:
+def _caption_column(path: Path, rows: list[NumberedCells], heading: NumberedCells | None) -> tuple[int, int]:
     """Where the caption begins, and how many columns are behind it."""
     if heading is None:
         _check_two_columns(path, rows)
@@ -112,7 +112,7 @@ def _caption_column(path: Path, rows: list[Row], heading: Row | None) -> tuple[i
     return named[0], len(columns) - 1 - named[0]
 
 
-def _check_two_columns(path: Path, rows: list[Row]) -> None:
+def _check_two_columns(path: Path, rows: list[NumberedCells]) -> None:
     """A number in front of every caption is a column of its own, and would become a word of all of them."""
     if rows and all(len(cells) > 2 and cells[1].strip().isdecimal() for _, cells in rows):
         found = f"a number between name and caption in every line, first {rows[0][1][1].strip()}"
@@ -133,14 +133,14 @@ def _separator(path: Path, first: str) -> str:
     raise input_error(f"{path}, line 1", f"{first[:40]!r}", "a file name, a comma or a tab, and a caption", hint)
 
 
-def _split(text: str, separator: str) -> Iterator[Row]:
+def _split(text: str, separator: str) -> Iterator[NumberedCells]:
     """Rows in which quotation marks have no meaning."""
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line.split(separator)
 
 
-def _commas(path: Path, text: str) -> Iterator[Row]:
+def _commas(path: Path, text: str) -> Iterator[NumberedCells]:
     """Comma-separated values."""
     # A carriage return that ends no line would end one for csv; as another control character it is reported.
     reader = csv.reader(io.StringIO(text.replace("\r", "\v"), newline=""), strict=True)

@@ -17,6 +17,7 @@ from itm_lab.publish.markdown import table
 # What each room is for; the order is that of the layers, from the top.
 LAB = {
     "cli": "the `itm` command, one function per command",
+    "classroom": "course folders, submissions graded apart, slides, questions",
     "doctor": "whether a machine, its data and its GPU are ready",
     "publish": "export, notebook rules, copies for classes and GPUs, generated pages, the book",
     "evidence": "statistics, verdicts, the ledger, tables from receipts",

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 
 from itm_utils.errors import input_error
@@ -18,8 +19,8 @@ STRICT = ["--path-output", ".", "-W", "--keep-going", "-n", "-q"]
 SPHINX_PAGES = {"index", "genindex", "search", "py-modindex"}
 
 
-def sources(root: Path, executed: bool) -> Iterator[tuple[Path, Path]]:
-    """Every file of the book, with its place in the stage."""
+def sources(root: Path, executed: bool, closed: bool = False) -> Iterator[tuple[Path, Path]]:
+    """Every file of the book, with its place in the stage. closed: without solutions."""
     for name in ("_config.yml", "_toc.yml"):
         if not (root / name).is_file():
             raise input_error(root / name, "no such file", "the book's configuration")
@@ -30,6 +31,8 @@ def sources(root: Path, executed: bool) -> Iterator[tuple[Path, Path]]:
             if not (root / "_build/notebooks" / path.name).is_file():
                 raise input_error(path.name, "no executed copy", "one under _build/", "Run `itm notebooks run` first.")
         folders |= {"notebooks": "_build/notebooks", "book/data/executions": "_build/executions"}
+    if closed:
+        folders["notebooks"] = close(root, root / folders["notebooks"])
     for place, folder in folders.items():
         for path in sorted((root / folder).rglob("*")):
             target = Path(place) / path.relative_to(root / folder)
@@ -39,10 +42,25 @@ def sources(root: Path, executed: bool) -> Iterator[tuple[Path, Path]]:
                 yield path, target
 
 
-def stage(root: Path, executed: bool) -> list[Path]:
+def close(root: Path, notebooks: Path) -> str:
+    """Write copies of the notebooks without solutions and answers; returns their folder."""
+    from itm_lab.notebook_io import is_chapter, read_notebook, write_notebook
+    from itm_lab.publish.student_copies import without_solutions
+
+    folder = root / "_build/closed"
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in sorted(notebooks.glob("*.ipynb")):
+        notebook = read_notebook(path)
+        write_notebook(
+            folder / path.name, without_solutions(notebook, keep_outputs=True) if is_chapter(path) else notebook
+        )
+    return "_build/closed"
+
+
+def stage(root: Path, executed: bool, closed: bool = False) -> list[Path]:
     """Bring ``_build/stage`` in line with the sources; untouched files keep their time. Returns what changed."""
     folder = root / "_build/stage"
-    wanted = {target: path for path, target in sources(root, executed)}
+    wanted = {target: path for path, target in sources(root, executed, closed)}
     found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
     changed = [target for target in found if target not in wanted and "__pycache__" not in target.parts]
     for target in changed:
@@ -75,9 +93,12 @@ def has_stale_pages(root: Path) -> bool:
     return any(page not in known and not page.startswith("_") for page in built)
 
 
-def build(root: Path, executed: bool) -> bool:
-    """Build ``_build/html``; any warning is a failure. Returns whether it worked."""
-    changed = stage(root, executed)
+def build(root: Path, executed: bool, solutions_from: date | None = None) -> bool:
+    """Build ``_build/html``; any warning is a failure. Returns whether it worked.
+
+    solutions_from: before this day solutions and answers are left out.
+    """
+    changed = stage(root, executed, solutions_from is not None and date.today() < solutions_from)
     # Sphinx warns only about pages it reads anew, and trusts whatever HTML it finds. So after a build
     # that failed or was cut short, after a change of layout or of our extension, it starts afresh.
     unfinished = root / "_build/.unfinished"

@@ -1,14 +1,13 @@
-"""Copies of the chapters for Colab and the like: no outputs, no Jupyter Book markup, and a cell that installs the package."""
+"""Copies of the chapters for Colab and the like: no outputs, plain Markdown, and a cell that installs the package."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from nbformat import v4
-from pybtex.database import parse_file
 
 from itm_lab.notebook_io import clean, find_notebooks, read_notebook, refuse_chapters, write_notebook
+from itm_lab.publish.plain_markdown import convert, read_citations
 from itm_utils.errors import input_error
 
 INSTALL = """\
@@ -20,17 +19,6 @@ kept = [f"{{name}}=={{metadata.version(name)}}" for name in ("torch", "numpy") i
 Path("kept.txt").write_text("\\n".join(kept) + "\\n")
 %pip install -q -c kept.txt "itm-utils @ git+{repository}@{ref}"
 """
-# The opening line of a fenced block: fence, directive name if it is one, the rest.
-FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,}|:{3,})(?:\{(?P<name>[\w:-]+)\})? *(?P<rest>.*)$")
-# Running text: a role, a code span, a formula or a link, whichever begins first.
-INLINE = re.compile(
-    r"\{(?P<role>[\w:-]+)\}(?P<ticks>`+)(?P<words>.+?)(?P=ticks)"
-    r"|(?P<code>`+).+?(?P=code)|\$\$.+?\$\$|\$[^$\n]+\$"
-    r"|(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)",
-    re.DOTALL,
-)
-DROPPED = {"bibliography", "tableofcontents", "index", "execution-table"}
-BARE = {"table", "list-table", "div", "margin", "epigraph", "grid", "card"}
 
 
 def launch_copies(root: Path, target: Path, repository: str, ref: str) -> list[Path]:
@@ -43,141 +31,9 @@ def launch_copies(root: Path, target: Path, repository: str, ref: str) -> list[P
     written = []
     for path in find_notebooks(root):
         notebook = clean(read_notebook(path), keep_outputs=False)
-        for cell in notebook.cells:
-            cell.metadata.pop("mystnb", None)
-            if cell.cell_type == "markdown":
-                cell.source = Plain(citations, f"{repository}/raw/{ref}").text(cell.source)
-        notebook.cells = [cell for cell in notebook.cells if cell.source]  # closing gates leave nothing
+        convert(notebook, citations, lambda file: f"{repository}/raw/{ref}/{file}")
         install = INSTALL.format(repository=repository, ref=ref)
         notebook.cells.insert(0, v4.new_code_cell(install, id="install"))
         write_notebook(target / path.name, notebook)
         written.append(target / path.name)
     return written
-
-
-def read_citations(bibliography: Path) -> dict[str, str]:
-    """Key -> "Faghri et al., 2018", for every entry with an author and a year."""
-    if not bibliography.is_file():
-        return {}
-    citations = {}
-    for key, entry in parse_file(bibliography, bib_format="bibtex").entries.items():
-        people, year = entry.persons.get("author", []), entry.fields.get("year")
-        if people and year:
-            family = re.sub(r"[{}\\]", "", " ".join(people[0].last_names))
-            citations[key] = f"{family}{' et al.' if len(people) > 1 else ''}, {year}"
-    return citations
-
-
-class Plain:
-    """Turn MyST Markdown into Markdown that any notebook viewer shows well."""
-
-    def __init__(self, citations: dict[str, str], files: str) -> None:
-        self.citations = citations
-        self.files = files  # where the repository's files are served from
-
-    def text(self, source: str) -> str:
-        """Convert a whole cell: prose here, fenced blocks one by one."""
-        lines, done, prose = source.splitlines(), [], []
-        position = 0
-        while position < len(lines):
-            opening = FENCE.match(lines[position])
-            if not opening:
-                prose.append(lines[position])
-                position += 1
-                continue
-            end = closing_line(lines, position, opening["fence"])
-            block = lines[position + 1 : end]
-            done.append(self.inline("\n".join(prose)))
-            if opening["name"]:
-                done.append(self.directive(opening["name"], opening["rest"].strip(), block))
-            else:
-                done.append("\n".join(lines[position : end + 1]))
-            prose, position = [], end + 1
-        done.append(self.inline("\n".join(prose)))
-        return re.sub(r"\n{3,}", "\n\n", "\n".join(done)).strip("\n")
-
-    def inline(self, prose: str) -> str:
-        """Roles and links in running text; labels and comments go, code and formulas stay."""
-        prose = re.sub(r"^\([\w:.-]+\)=\s*$|^%.*$|^\+\+\+.*$", "", prose, flags=re.MULTILINE)
-        prose = re.sub(r"(\$\$) *\([\w:.-]+\)\s*$", r"\1", prose, flags=re.MULTILINE)
-        return INLINE.sub(self.replace, prose)
-
-    def replace(self, match: re.Match) -> str:
-        """What stands for one role or link."""
-        if match["role"]:
-            return self.role(match["role"], match["words"])
-        return self.link(match) if match["target"] else match[0]
-
-    def role(self, name: str, text: str) -> str:
-        """The words a role shows."""
-        if name == "math":
-            return f"${text}$"
-        if name.startswith("cite"):
-            cited = "; ".join(self.citations.get(key.strip(), key.strip()) for key in text.split(","))
-            return re.sub(r", (\d{4})", r" (\1)", cited) if name == "cite:t" else f"({cited})"
-        explicit = re.fullmatch(r"(.+?)\s*<[^<>]+>", text, re.DOTALL)
-        if explicit:
-            return explicit[1]
-        return Path(text).name.replace("_", " ") if name == "doc" else text
-
-    def link(self, match: re.Match) -> str:
-        """A link that still leads somewhere when the notebook stands alone."""
-        text, target = match["text"], match["target"]
-        if re.match(r"\w+:|//", target):
-            return match[0]
-        if target.startswith("#"):
-            return text or target[1:]
-        # Chapters stand in notebooks/: ../book/x.png is book/x.png from the root.
-        path = target.removeprefix("../") if target.startswith("../") else f"notebooks/{target}"
-        return f"{match['image']}[{text or Path(path).stem}]({self.files}/{path})"
-
-    def directive(self, name: str, title: str, block: list[str]) -> str:
-        """One directive as plain Markdown; folded ones become ``<details>``."""
-        options, body = split_options(block)
-        if name in DROPPED or name.endswith("-end"):
-            return ""
-        if name in {"code", "code-block", "code-cell"}:
-            return "\n".join([f"```{title}", *body, "```"])
-        if name == "math":
-            return "\n".join(["$$", *body, "$$"])
-        text = self.text("\n".join(body))
-        if name in {"figure", "image"}:
-            return self.inline(f"![{options.get('alt', '')}]({title})") + (f"\n\n*{text}*" if text else "")
-        if name in BARE:
-            return "\n\n".join(part for part in (title and f"**{self.inline(title)}**", text) if part)
-        heading = heading_of(name, self.inline(title))
-        folded = name in {"dropdown", "toggle"} or "dropdown" in options.get("class", "")
-        if folded and not name.endswith("-start"):  # a gated block goes on in other cells
-            return f"<details>\n<summary>{heading}</summary>\n\n{text}\n\n</details>\n"
-        quoted = f"**{heading}**\n\n{text}".strip().splitlines()
-        return "\n".join(f"> {line}".rstrip() for line in quoted) + "\n"
-
-
-def closing_line(lines: list[str], start: int, fence: str) -> int:
-    """Number of the line that closes the fence opened in line ``start``."""
-    for number in range(start + 1, len(lines)):
-        line = lines[number].strip()
-        if len(line) >= len(fence) and set(line) == {fence[0]}:
-            return number
-    return len(lines)
-
-
-def split_options(block: list[str]) -> tuple[dict[str, str], list[str]]:
-    """A directive's ``:key: value`` lines, and its body."""
-    options = {}
-    for number, line in enumerate(block):
-        found = re.match(r":([\w-]+): *(.*)$", line)
-        if not found:
-            return options, block[number:]
-        options[found[1]] = found[2].strip()
-    return options, []
-
-
-def heading_of(name: str, title: str) -> str:
-    """What stands above an admonition: its kind, its title, or both."""
-    kind = name.removesuffix("-start").split(":")[-1].replace("-", " ").capitalize()
-    if name in {"admonition", "dropdown", "toggle"}:
-        return title or "Details"
-    if name.startswith("solution"):  # its title is the label of the exercise
-        return kind
-    return f"{kind}: {title}" if title else kind

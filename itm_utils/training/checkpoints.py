@@ -68,7 +68,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except SafetensorError as error:
         raise input_error(path, f"no safetensors file ({error})", "a checkpoint of this book") from error
     if metadata.get("format") != FORMAT:
-        hint = "`itm eval` and itm_lab.parity.adapters load published weights."
+        hint = "`itm eval` loads published weights."
         raise input_error(path, f"format {metadata.get('format')}", FORMAT, hint)
     _check_digests(path, metadata, _digests(tensors, metadata.get("info", "")))
     try:

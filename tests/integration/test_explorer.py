@@ -6,9 +6,10 @@ import base64
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -181,15 +182,22 @@ def raw_html() -> str:
     return block.replace("../_static/explorer/", "./")
 
 
+def skip_loudly(reason: str) -> NoReturn:
+    """Skip, with a line that shows up even where skips are not listed."""
+    warnings.warn(f"the explorer was not looked at: {reason}", stacklevel=2)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="module")
 def page(written: Path) -> Iterator[Any]:
     """The page, opened from the disk; whatever the console says of errors fails the test."""
-    browsers = pytest.importorskip(
-        "playwright.sync_api", reason="no playwright: the explorer is not tested in a browser"
-    )
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    try:
+        import playwright.sync_api as browsers
+    except ImportError:
+        skip_loudly("playwright is not installed")
+    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if executable is None:
-        pytest.skip("no Chromium on this machine: the explorer is not tested in a browser")
+        skip_loudly("no Chromium is installed (Debian: apt-get install chromium)")
     for name in ("explorer.js", "explorer.css"):
         shutil.copy(SOURCES / name, written)
     (written / "page.html").write_text(PAGE.format(raw=raw_html()), encoding="utf-8")
@@ -232,7 +240,13 @@ def test_hovering_a_word_lights_its_regions(fresh: Any, data: dict[str, Any]) ->
     for word in (1, 2):
         fresh.hover(f".explorer-words button:nth-of-type({word + 1})")
         np.testing.assert_allclose(shares(fresh), stored(data, 0, 0, 0, word), atol=1e-3)
-        assert f"“{data['captions'][0]['words'][word]}” attends to" in fresh.text_content(".explorer-said")
+        said = fresh.text_content(".explorer-said")
+        weights = stored(data, 0, 0, 0, word)
+        held = np.array(data["images"][0]["holds"])
+        share = {what: 100 * weights[held == what].sum() / weights.sum() for what in set(held)}
+        most = max(share, key=share.__getitem__)
+        found = re.search(rf"“{data['captions'][0]['words'][word]}” attends to (\d+) % {most}[,.]", said)
+        assert found and abs(int(found[1]) - share[most]) < 3  # stored weights are rounded
 
 
 def test_the_keyboard_alone_reaches_every_word(fresh: Any, data: dict[str, Any]) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cases_commands import EXPERIMENT, RATE
 from benchmarks.runner import Absent, Case, Work, check_outputs, faster, measure, run, times
+from itm_lab.experiments.plan import plan_searches
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,3 +79,8 @@ def test_runner_works_on_tiny_sizes_and_names_the_worse_row(tmp_path):
     assert failed.returncode == 1
     assert "recall: faster than the loop" in failed.stderr
     assert "scan-t2i" not in failed.stderr
+
+
+def test_a_timed_lab_run_begins_with_no_search(tmp_path: Path) -> None:
+    """The experiment of the case may be given a search of its learning rate, whose runs are no part of what is timed."""
+    assert plan_searches(ROOT, [EXPERIMENT], "", [RATE, "epochs=1"], tmp_path) == []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from checked_receipts import SCHEMA_3_RUN
 
+from itm_lab.experiments.runner import known_receipt
 from itm_lab.records.checkout import Code
 from itm_lab.records.receipts import (
     LARGEST_RANKS,
@@ -46,6 +47,15 @@ def test_round_trip(tmp_path: Path) -> None:
     assert content["metrics"]["rsum"] == {"value": 300.0, "low": 290.0, "high": 310.0}
     assert content["models"] == 1
     assert content["run"]["versions"]["torch"] != "not installed"
+
+
+def test_a_plan_reads_a_receipt_once_until_its_file_changes(tmp_path: Path) -> None:
+    path = write_receipt(receipt(), tmp_path)
+    known = known_receipt(path)
+    assert known_receipt(path) is known and known == read_receipt(path)
+    path.write_text(path.read_text(encoding="utf-8").replace('"seconds": 1.5', '"seconds": 12.5'), encoding="utf-8")
+    with pytest.raises(ItmError, match="a seal that does not fit"):
+        known_receipt(path)
 
 
 def test_curves_are_lists_of_numbers_and_only_there_if_given(tmp_path: Path) -> None:

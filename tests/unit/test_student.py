@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -57,6 +58,18 @@ def test_pages_are_not_handed_out(tmp_path: Path) -> None:
     shutil.copy(chapter, chapter.with_name("clinic.ipynb"))
     assert len(find_notebooks(tmp_path / "project")) == 2
     assert student_copies(tmp_path / "project", tmp_path / "copies") == [tmp_path / "copies/01_tiny.ipynb"]
+
+
+def test_copies_are_plain_markdown_with_their_drawings(tmp_path: Path) -> None:
+    """No directive, role or label is left, every image lies beside the copies, nothing is to be unfolded."""
+    for path in student_copies(ROOT, tmp_path):
+        copy = read_notebook(path)
+        prose = "\n\n".join(cell.source for cell in copy.cells if cell.cell_type == "markdown")
+        prose = re.sub(r"^```\w*\n.*?^```|\$\$.*?\$\$|\$[^$\n]+\$|`[^`\n]+`", "", prose, flags=re.DOTALL | re.MULTILINE)
+        assert not re.search(r"\{[\w:-]+\}|^:\w+:|^\([\w-]+\)=|^%|unfold", prose, re.MULTILINE), path.name
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+            assert re.match(r"https?:|#", target) or (tmp_path / target).exists(), f"{path.name}: {target}"
+        assert "ITM_STUDENT" in copy.cells[1].source
 
 
 @pytest.mark.parametrize("path", list(filter(is_chapter, find_notebooks(ROOT))), ids=lambda path: path.stem)

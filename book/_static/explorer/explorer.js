@@ -3,7 +3,7 @@
 (() => {
   "use strict";
   const SVG = "http://www.w3.org/2000/svg";
-  const SHOWN = 3; // regions that are named in words
+  const NAMED = 3; // things in the regions that are named in words, with the sum of their shares
 
   /** An element with attributes and children. */
   function make(name, attributes = {}, ...children) {
@@ -217,13 +217,14 @@
         button.setAttribute("aria-pressed", String(number === word));
         button.tabIndex = number === word ? 0 : -1; // one stop for the whole row
       });
-      const order = weights.map((weight, region) => ({ weight, region })).sort((a, b) => b.weight - a.weight);
+      const strongest = weights.indexOf(Math.max(...weights)), shares = new Map();
       this.rectangles.forEach((rectangle, region) => {
         rectangle.style.setProperty("--share", (weights[region] / largest).toFixed(3));
-        rectangle.classList.toggle("explorer-strongest", region === order[0].region);
+        rectangle.classList.toggle("explorer-strongest", region === strongest);
+        shares.set(image.holds[region], (shares.get(image.holds[region]) ?? 0) + weights[region]);
       });
-      const named = order.slice(0, SHOWN).filter(({ weight }) => weight > 0)
-        .map(({ weight, region }) => `${percent(weight)} ${image.holds[region]}`);
+      const named = [...shares].sort((a, b) => b[1] - a[1]).slice(0, NAMED).filter(([, share]) => share > 0)
+        .map(([what, share]) => `${percent(share)} ${what}`);
       const shown = this.data.captions[this.state.caption].words[word];
       const attends = `“${shown}” attends to ${named.length ? named.join(", ") : "no region"}.`;
       this.said.textContent = this.weights ? attends : "";
@@ -259,7 +260,7 @@
   }
 
   document.addEventListener("DOMContentLoaded", () => {
-    const root = document.getElementById("attention-explorer");
+    const root = document.getElementById("explorer-app");
     if (root && window.attentionExplorer) new Explorer(root, window.attentionExplorer);
   });
 })();
