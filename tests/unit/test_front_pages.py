@@ -125,6 +125,7 @@ def test_all_numbered_readings_of_the_four_papers_are_there() -> None:
         found = {name.strip() for row in rows[chapter] for name in row["about"].split(",")}
         assert {f"{letter}{number}" for number in range(1, count + 1)} <= found
     assert all(all(row.values()) or row["about"] == "" for of in rows.values() for row in of)
+    assert all(text.isprintable() for of in rows.values() for row in of for text in row.values())
     assert "## Readings" not in companion("00_keeping_score") and companion("02_scan").count("## Readings") == 1
 
 
