@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(pages_of(ROOT / "_toc.yml"))
 GRAVE = ("critical", "serious")
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
-SIMPLE, CHAPTER = 1_000_000, 4_000_000  # bytes of a page with all that it loads
+SIMPLE, CHAPTER = 1_000_000, 4_000_000  # bytes of a page with all that it loads; of one with formulas or figures
 # In the dark only colours differ: one rule is asked again, all of them in the light.
 IN_THE_DARK = {"runOnly": ["color-contrast"]}
 OUTSIDE = """() => {
@@ -96,8 +96,8 @@ def test_page(tab: Any, html: Path, name: str) -> None:
     assert tab.errors == []
     assert all(url.startswith(("file:", "data:")) for url in tab.loaded), "something comes from the network"
     weight = sum(size_of(url) for url in tab.loaded)
-    formulas = any("tex-chtml" in url for url in tab.loaded)
-    assert weight < (CHAPTER if formulas else SIMPLE), f"{weight / 1e6:.2f} MB"
+    rich = name.startswith("notebooks/") or any("tex-chtml" in url or "/_images/" in url for url in tab.loaded)
+    assert weight < (CHAPTER if rich else SIMPLE), f"{weight / 1e6:.2f} MB"
     at_desktop = tab.evaluate(OUTSIDE)
     tab.evaluate(axe_source())
     in_light = grave(tab, {})
