@@ -23,6 +23,7 @@ from PIL import Image
 from benchmarks.harness import ALLOCATOR, finish, start
 from itm_lab.photos import extract as extraction
 from itm_lab.photos.network import EfficientNetLite0
+from itm_lab.photos.report import IMAGE
 
 PER_PICTURE = 5
 WORDS = [
@@ -96,7 +97,7 @@ def make(root: Path, out: Path, threads: int) -> None:
     made = extraction.extract(root / "photos", root / "captions.tsv", out, network=network)
     found = {
         "pictures": sum(pictures for pictures, _ in made.splits.values()),
-        "left_out": sum(remark.kind == "picture left out" for remark in made.remarks),
+        "left_out": sum(remark.kind == IMAGE for remark in made.remarks),
         "seconds": time.perf_counter() - wall,
         "processor_seconds": {"all": time.process_time() - processor, "network": network.processor},
         "resident_before": network.before,

@@ -14,6 +14,7 @@ from itm_lab.classroom.cli import app as classroom
 from itm_lab.data.cli import app as data
 from itm_lab.paths import Paths
 from itm_lab.photos.cli import app as photos
+from itm_lab.photos.cli import convert
 from itm_lab.scenes.cli import app as scenes
 from itm_utils.errors import ItmError
 
@@ -36,6 +37,7 @@ book = typer.Typer(no_args_is_help=True, help="Build the HTML book.")
 app.add_typer(notebooks, name="notebooks")
 app.add_typer(book, name="book")
 app.add_typer(data, name="data")
+data.command()(convert)  # of photographs, a room above that of the data
 app.add_typer(classroom, name="classroom", help="A course folder, and grading.")
 app.add_typer(photos)
 
@@ -505,5 +507,7 @@ def explorer(
     from itm_lab.scenes import load_scenes
     from itm_utils.data.precomp import open_split
 
-    root, split = Paths.find().root, open_split(dataset_folder("scenes"), "test")
-    typer.echo(write_explorer(kept_models(root / weights), load_scenes("test"), split, root / out))
+    root = Paths.find().root
+    kept = kept_models(root / weights)
+    split = open_split(dataset_folder("scenes"), "test")
+    typer.echo(write_explorer(kept, load_scenes("test"), split, root / out))

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from itm_utils import scoring
+from itm_utils import distributed, scoring
 from itm_utils.data.batches import image_batch
 from itm_utils.data.offline import (
     Drawn,
@@ -62,7 +64,8 @@ def mine(
     """Mine the hardest negative captions of each image (by ``i2t``) and negative images of each caption (by ``t2i``).
 
     Called again after an interruption, it resumes, and the lists are the same byte for byte. Finished lists are read.
-    Equal scores are ordered by index, the lower first.
+    Equal scores are ordered by index, the lower first. Several processes that call it together share the pairs, and one
+    writes; an interrupted call may go on with another number of them.
 
     captions: those of ``split``, as the model takes them.
     folder: receives the lists; until they are finished, a checkpoint.
@@ -87,21 +90,33 @@ def mine(
         "images_per_text": images_per_text,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):  # a second process waits, and reads the lists of the first
-        if (folder / "manifest.json").exists():
-            check_same(folder / "manifest.json", read_lists_manifest(folder), facts)
-            try:
-                return read_lists(folder, split)
-            except ItmError as error:  # they are of these facts, and a disk damaged them
-                print(f"{error} Mining begins again.")
-                (folder / "manifest.json").unlink()
-        if not (folder / "manifest.json").exists():
+    main = distributed.is_main()
+    # A second process waits, and reads the lists of the first; those that mine together are behind one lock.
+    with FileLock(folder / ".lock") if main else nullcontext():
+        found = _finished(folder, split, facts) if main else None
+        if not distributed.agreed(found is not None):
             work = _Mining(model, split, captions, facts | {"budget": budget}, folder / STATE)
             name = {"dataset": split.identity()["name"], "described": dict(described or {})}
-            texts, images = work.finish()
-            write_lists(folder, texts, images, facts | name | {"seconds": work.seconds})
-        (folder / STATE).unlink(missing_ok=True)
-    return read_lists(folder, split)
+            work.finish()
+            if main:
+                write_lists(folder, *work.lists(), facts | name | {"seconds": work.seconds})
+        if main:
+            (folder / STATE).unlink(missing_ok=True)
+    distributed.wait_for_all()
+    return read_lists(folder, split) if found is None else found
+
+
+def _finished(folder: Path, split: PrecompSplit, facts: Mapping[str, Any]) -> OfflineLists | None:
+    """The lists of a folder, if they are there and whole; those of other facts are an error."""
+    if not (folder / "manifest.json").exists():
+        return None
+    check_same(folder / "manifest.json", read_lists_manifest(folder), facts)
+    try:
+        return read_lists(folder, split)
+    except ItmError as error:  # they are of these facts, and a disk damaged them
+        print(f"{error} Mining begins again.")
+        (folder / "manifest.json").unlink()
+        return None
 
 
 def longest_lists(split: PrecompSplit) -> tuple[int, int]:
@@ -133,28 +148,40 @@ class _Mining:
         self.images = _TopK(split.n_captions, facts["images_per_text"], device)  # rows as in ``order``
         self.seconds = 0.0  # of all calls that worked on these lists, without what a killed one had not saved
 
-    def finish(self) -> tuple[np.ndarray, np.ndarray]:
-        """(i, h_t) and (c, h_i): both lists, mined from the last checkpoint on."""
+    def finish(self) -> None:
+        """Score all pairs from the last checkpoint on; the main process then has what to list."""
         began = time.monotonic()
         with evaluating(self.model):
             steps = self._steps()
             first, images, done, saved = -1, None, self._resume(), time.monotonic()
             began -= self.seconds
-            for step in bar(range(done, len(steps)), "mine", "block", initial=done, total=len(steps)):
-                image, caption = steps[step]
-                if images is None or image.start != first:
-                    images = None  # free one block before the next is encoded
-                    first, images = image.start, Images.cat(self._encode_images(image))
-                self._compare(images, Texts.cat(self._encode_texts(caption)), image.start, caption.start)
+            missing = [step for step in range(len(steps)) if step not in done]
+            # Neighbours for each process: they share a block of images. A turn is a step of every process.
+            count = distributed.processes()
+            turns = list(zip_longest(*(missing[distributed.share(len(missing), n, count)] for n in range(count))))
+            before = len(done) // count
+            progress = bar(turns, "mine", "block", initial=before, total=before + len(turns))
+            for number, turn in enumerate(progress, start=1):
+                if (step := turn[distributed.rank()]) is not None:
+                    image, caption = steps[step]
+                    if images is None or image.start != first:
+                        images = None  # free one block before the next is encoded
+                        first, images = image.start, Images.cat(self._encode_images(image))
+                    self._compare(images, Texts.cat(self._encode_texts(caption)), image.start, caption.start)
+                done |= {step for step in turn if step is not None}
                 self.seconds = time.monotonic() - began
-                if time.monotonic() - saved >= SAVE_EVERY and step + 1 < len(steps):
-                    self._save(step + 1)
+                if number < len(turns) and distributed.agreed(time.monotonic() - saved >= SAVE_EVERY):
+                    self._save(done)
                     saved = time.monotonic()
-            by_index = np.empty((len(self.order), self.images.length), dtype=np.int32)
-            by_index[self.order.cpu().numpy()] = self.images.ranked(type(self.model).__name__)
-            by_image = self.texts.ranked(type(self.model).__name__)
+            self.images.merge()
+            self.texts.merge()
             self.seconds = time.monotonic() - began
-            return by_image, by_index
+
+    def lists(self) -> tuple[np.ndarray, np.ndarray]:
+        """(i, h_t) and (c, h_i): both lists, hardest first."""
+        by_index = np.empty((len(self.order), self.images.length), dtype=np.int32)
+        by_index[self.order.cpu().numpy()] = self.images.ranked(type(self.model).__name__)
+        return self.texts.ranked(type(self.model).__name__), by_index
 
     def _steps(self) -> list[tuple[range, range]]:
         """Blocks of images and of captions, sized by what the first images and the longest captions need.
@@ -212,28 +239,33 @@ class _Mining:
             part[owner[column] - here.start, column] = -torch.inf
         return Scores(parts[0], parts[-1])
 
-    def _save(self, steps: int) -> None:
-        tensors = {"texts": self.texts.keys, "images": self.images.keys}
-        write_checkpoint(self.checkpoint, tensors, {"mining": self.facts, "steps": steps, "seconds": self.seconds})
+    def _save(self, done: set[int]) -> None:
+        """Write what all processes have found; the main one keeps that, the others go on from nothing."""
+        self.texts.merge()
+        self.images.merge()
+        if distributed.is_main():
+            tensors = {"texts": self.texts.keys, "images": self.images.keys}
+            info = {"mining": self.facts, "done": sorted(done), "steps": len(done), "seconds": self.seconds}
+            write_checkpoint(self.checkpoint, tensors, info)
 
-    def _resume(self) -> int:
-        """Load the checkpoint of an interrupted call; returns how many steps are done."""
-        for left_over in self.checkpoint.parent.glob(
-            f".{self.checkpoint.name}.*.tmp"
-        ):  # of a process killed while writing
-            left_over.unlink()
-        if not self.checkpoint.exists():
-            return 0
+    def _resume(self) -> set[int]:
+        """Load the checkpoint of an interrupted call; returns the steps that are done."""
+        if distributed.is_main():
+            for left_over in self.checkpoint.parent.glob(f".{self.checkpoint.name}.*.tmp"):  # killed while writing
+                left_over.unlink()
+        if not distributed.agreed(self.checkpoint.exists()):
+            return set()
         try:
             known = read_checkpoint(self.checkpoint)
         except ItmError as error:
             print(f"{error} Mining begins again.")
-            return 0
+            return set()
         check_same(self.checkpoint, known.info, {"mining": self.facts})
-        self.texts.keys.copy_(known.tensors["texts"])
-        self.images.keys.copy_(known.tensors["images"])
+        if distributed.is_main():
+            self.texts.keys.copy_(known.tensors["texts"])
+            self.images.keys.copy_(known.tensors["images"])
         self.seconds = known.info.get("seconds", 0.0)
-        return known.info["steps"]
+        return set(known.info["done"] if "done" in known.info else range(known.info["steps"]))  # of earlier versions
 
 
 def _fitting(budget: int, encoded: Encoded) -> int:
@@ -256,8 +288,15 @@ class _TopK:
 
     def __init__(self, rows: int, length: int, device: torch.device) -> None:
         self.length = length
-        empty = int(_keys(torch.tensor([-torch.inf]), torch.tensor([INDEX])))
-        self.keys = torch.full((rows, length), empty, dtype=torch.int64, device=device)
+        self.empty = int(_keys(torch.tensor([-torch.inf]), torch.tensor([INDEX])))
+        self.keys = torch.full((rows, length), self.empty, dtype=torch.int64, device=device)
+
+    def merge(self) -> None:
+        """Give the main process what all have found, and empty the others."""
+        for keys in distributed.collected(self.keys)[1:]:
+            self.keys = torch.cat([self.keys, keys], dim=1).topk(self.length, sorted=False).values
+        if not distributed.is_main():
+            self.keys.fill_(self.empty)
 
     def update(self, scores: Tensor, rows: slice, candidates: Tensor, axis: int) -> None:
         """Merge a tile into the top-k of its rows.

@@ -12,6 +12,7 @@ import torch
 
 from itm_utils.data.batches import image_batch
 from itm_utils.data.precomp import PrecompSplit
+from itm_utils.distributed import GatheredMatcher, in_turns
 from itm_utils.errors import input_error
 from itm_utils.matcher import Images, Matcher, Scores, TextBatch, Texts
 from itm_utils.progress import bar
@@ -43,11 +44,11 @@ def evaluating(model: Matcher) -> Iterator[torch.device]:
 
 
 def encode_images(model: Matcher, split: PrecompSplit) -> list[Images]:
-    """Every image of a split through the encoder, in order, in blocks."""
+    """Every image of a split through the encoder, in order, in blocks; several processes take turns."""
     with evaluating(model) as device:
-        return [
-            model.encode_images(image_batch(split, index).to(device)) for index in _chunks(split.n_images, "images")
-        ]
+        blocks = [np.arange(start, min(start + BATCH, split.n_images)) for start in range(0, split.n_images, BATCH)]
+        encoded = in_turns(blocks, lambda index: model.encode_images(image_batch(split, index).to(device)))
+        return list(bar(encoded, "encode images", "batch", total=len(blocks)))
 
 
 def encode_split(model: Matcher, split: PrecompSplit, texts: Captions) -> tuple[Images, Texts]:
@@ -64,20 +65,22 @@ def score_split(model: Matcher, split: PrecompSplit, texts: Captions, budget: in
     """(i, c) scores of a whole split, on the CPU.
 
     Images are encoded once and kept. Captions are encoded in order of length, a block at a time, scored against
-    all images and forgotten: padding costs little, and memory does not grow with their number.
+    all images and forgotten: padding costs little, and memory does not grow with their number. Several processes
+    that call it together take turns in the blocks, and all have the scores of one.
     """
     with evaluating(model) as device:
         images = encode_images(model, split)
         order = np.argsort(texts.lengths, kind="stable")
-        table = _Table(split.n_images, split.n_captions, "cpu")
-        for start in bar(range(0, split.n_captions, BATCH), "score", "block"):
-            captions = order[start : start + BATCH]
+        blocks = [order[start : start + BATCH] for start in range(0, split.n_captions, BATCH)]
+
+        def score_block(captions: np.ndarray) -> Scores:
             encoded = model.encode_texts(texts.batch(captions).to(device))
-            row = 0
-            for block in images:
-                part = score_all(model, block, encoded, budget, progress=False)
-                table.put(part, slice(row, row + len(block)), torch.from_numpy(captions))
-                row += len(block)
+            return Scores.cat([score_all(model, block, encoded, budget, progress=False) for block in images])
+
+        table = _Table(split.n_images, split.n_captions, "cpu")
+        parts = bar(in_turns(blocks, score_block), "score", "block", total=len(blocks))
+        for captions, part in zip(blocks, parts, strict=True):
+            table.put(part, slice(None), torch.from_numpy(captions))
     return table.scores()
 
 
@@ -92,8 +95,11 @@ def score_all(
     """(i, c) scores of given encodings, on ``device``, computed block by block.
 
     Captions are visited in order of length and each block is cut to its longest one; a block never needs more than
-    ``budget`` bytes by the model's own estimate.
+    ``budget`` bytes by the model's own estimate. Of a matcher that several processes train, each scores its images.
     """
+    if isinstance(model, GatheredMatcher):
+        alone = model.model
+        return model.shared(len(images), lambda own: score_all(alone, images[own], texts, budget, progress, device))
     with evaluating(model):
         order = _by_length(texts)
         rows, columns = block_shape(model, images, texts, budget)

@@ -128,6 +128,12 @@ class TrustTables(MadeTables):
     module = "trust_page"
 
 
+class PhotoRegions(MadeTables):
+    """``{photo-regions}``: which regions of photographs were measured, and what those of the dataset cover."""
+
+    module = "regions_page"
+
+
 class BenchmarkTables(MadeTables):
     """``{benchmark-tables}``: every committed ratio with its target, growth curves and host synchronisations."""
 
@@ -309,6 +315,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     silence_thebe(app)
     app.add_directive("execution-table", ExecutionTable)
     app.add_directive("ledger-page", LedgerPage)
+    app.add_directive("photo-regions", PhotoRegions)
     app.add_directive("architecture", Architecture)
     app.add_directive("trust-tables", TrustTables)
     app.add_directive("benchmark-tables", BenchmarkTables)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from itm_lab.data.disk import counted
-from itm_lab.data.entities import OUT_OF_IMAGE, entities_grounding, read_boxes
+from itm_lab.data.entities import OUT_OF_IMAGE, entities_grounding, entities_name, read_boxes
 from itm_lab.data.registry import ENTITIES_FOLDER, ENTITIES_IMAGES, ENTITIES_PAGE, KARPATHY_PAGE, KNOWN
 from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, conclusion, damaged
 from itm_utils.data.phrases import Grounding
@@ -61,7 +61,7 @@ def _against_split(split: PrecompSplit, folder: Path, names_of: dict[str, set[st
     if split.ids is None:
         advice = f"`itm data ids {split.root} {split.name} --karpathy FILE`, with Karpathy's JSON of {KARPATHY_PAGE}."
         return [CheckResult(f"{split.name}_ids.txt", MISSING, "no file names of the images", advice)]
-    wanted = [Path(name).stem for name in split.ids]
+    wanted = [entities_name(name) for name in split.ids]
     missing = {kind: [name for name in wanted if name not in there] for kind, there in names_of.items()}
     if all(len(names) == len(wanted) for names in missing.values()):
         advice = f"`itm data ids {split.root} {split.name} --karpathy FILE --set-aside` writes file names."
@@ -119,7 +119,7 @@ def _first_beyond(split: PrecompSplit, folder: Path) -> str:
     assert split.ids is not None  # phrases are found by them
     for name in split.ids:
         odd: Counter[str] = Counter()
-        read_boxes(folder / "Annotations" / f"{Path(name).stem}.xml", None, odd)
+        read_boxes(folder / "Annotations" / f"{entities_name(name)}.xml", None, odd)
         if odd[OUT_OF_IMAGE]:
             return name
     return "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections import Counter
@@ -12,6 +13,7 @@ from xml.etree import ElementTree  # entities are refused before  # nosec B405
 
 import numpy as np
 
+from itm_lab.data.disk import read_json
 from itm_utils.data.phrases import Grounding, Phrase
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import input_error
@@ -26,12 +28,14 @@ NO_LETTERS = "phrases without a letter or digit"
 OUT_OF_IMAGE = "boxes that leave their image by more than a pixel (kept as they are)"
 MARK = re.compile(r"\[/EN#(\d+)/[^\s\[\]]*|[\[\]]")  # a phrase begins; any other bracket
 MAX_ASPECT_CHANGE = 0.02  # two sizes of one image agree in width / height up to rounding
+PHRASES = "phrases.json"  # <split>_phrases.json: what was read once, kept beside a dataset
 
 
 def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Sequence[str] | None = None) -> Grounding:
     """Read phrases and boxes of Flickr30K Entities for the captions of a split.
 
-    folder: the annotations, with ``Sentences/<image>.txt`` and ``Annotations/<image>.xml``.
+    folder: the annotations, with ``Sentences/<image>.txt`` and ``Annotations/<image>.xml``; or a dataset whose phrases
+    were read before, with ``<split>_phrases.json``.
     image_names: file name of each image of the split, with or without folder and ``.jpg``; else ``split.ids``.
 
     A caption is matched with the five sentences of its image by letters and digits alone: case, accents, spaces and
@@ -40,6 +44,8 @@ def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Seq
     another size of the image they are scaled to it.
     """
     folder = Path(folder)
+    if (kept := folder / f"{split.name}_{PHRASES}").is_file():
+        return read_phrases(kept, split)
     names = split.ids if image_names is None else image_names
     if names is None or len(names) != split.n_images:
         found = "none" if names is None else f"{len(names):,}"
@@ -48,7 +54,7 @@ def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Seq
     phrases: list[list[Phrase]] = []
     skipped: Counter[str] = Counter()
     for image in bar(range(split.n_images), "read phrases", "image"):
-        name = Path(str(names[image])).stem
+        name = entities_name(str(names[image]))
         sentences = _read_sentences(folder / "Sentences" / f"{name}.txt")
         size = None if split.sizes is None else split.sizes[image]
         boxes = read_boxes(folder / "Annotations" / f"{name}.xml", size, skipped)
@@ -59,6 +65,57 @@ def entities_grounding(folder: str | Path, split: PrecompSplit, image_names: Seq
         hint = "Are image_names in the order of the split?"
         raise input_error(folder, found, "annotations of these captions", hint)
     return Grounding(phrases, {reason: number for reason, number in skipped.items() if number})
+
+
+def entities_name(image: str) -> str:
+    """How the annotations call an image: by its file name, of which Flickr8k's have more than the number.
+
+    >>> entities_name("1000092795.jpg"), entities_name("flickr8k/1000268201_693b08cb0e.jpg")
+    ('1000092795', '1000268201')
+    """
+    stem = Path(image).stem
+    number = stem.partition("_")[0]
+    return number if number.isdigit() else stem
+
+
+def phrases_bytes(grounding: Grounding) -> bytes:
+    """The content of ``<split>_phrases.json``: start, end and boxes of every phrase, to a hundredth of a pixel."""
+    phrases = [[[p.start, p.end, p.boxes.round(2).tolist()] for p in own] for own in grounding.phrases]
+    return json.dumps({"phrases": phrases, "skipped": grounding.skipped}, separators=(",", ":")).encode() + b"\n"
+
+
+def read_phrases(path: Path, split: PrecompSplit) -> Grounding:
+    """The phrases of a split from the file that :func:`phrases_bytes` wrote. A split may be cut to its first images."""
+    hint = "Make the dataset again."
+    content = read_json(path, "the phrases of a split")
+    try:
+        phrases = [
+            [Phrase(*_span(start, end), _boxes(boxes)) for start, end, boxes in own] for own in content["phrases"]
+        ]
+        skipped = {str(reason): int(number) for reason, number in content["skipped"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise input_error(path, f"no list of phrases ({error})", "start, end and boxes of each", hint) from error
+    if len(phrases) < split.n_captions:
+        raise input_error(path, f"phrases of {len(phrases):,} captions", f"those of {split.n_captions:,}", hint)
+    phrases = phrases[: split.n_captions]
+    for number, (caption, own) in enumerate(zip(split.captions, phrases, strict=True)):
+        if any(phrase.end > len(caption) for phrase in own):
+            found = f"a phrase that ends behind caption {number + 1}"
+            raise input_error(path, found, f"phrases of {split.root / split.name}_caps.txt", hint)
+    return Grounding(phrases, skipped)
+
+
+def _span(start: int, end: int) -> tuple[int, int]:
+    if not (type(start) is type(end) is int and 0 <= start < end):
+        raise ValueError(f"characters {start} to {end}")
+    return start, end
+
+
+def _boxes(boxes: list[list[float]]) -> np.ndarray:
+    found = np.array(boxes, dtype=np.float64).reshape(-1, 4)
+    if not np.isfinite(found).all() or (found[:, 2:] < found[:, :2]).any():
+        raise ValueError("a box that ends before it begins")
+    return found
 
 
 @dataclass(frozen=True)

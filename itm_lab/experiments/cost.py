@@ -70,7 +70,7 @@ class Sizes:
 
 # As distributed with SCAN, and for Flickr8k as book/datasets.md describes it; used where the data itself is not there.
 PUBLISHED = {
-    "flickr8k": Sizes(6_000, 30_000, 1_000, 5_000, 1_000, 5_000, REGIONS, 128, 3_178, assumed=True),
+    "flickr8k": Sizes(6_000, 30_000, 1_000, 5_000, 1_000, 5_000, 48, 512, 3_178, assumed=True),
     "f30k": Sizes(29_000, 145_000, 1_000, 5_000, 1_000, 5_000, REGIONS, 2048, 8_481, assumed=True),
     "coco": Sizes(113_287, 566_435, 1_000, 5_000, 5_000, 25_000, REGIONS, 2048, 11_353, assumed=True),
 }

@@ -18,6 +18,7 @@ from torch import nn
 
 from itm_lab.data.opening import dataset_folder
 from itm_lab.experiments.experiment_files import Experiment, find_experiment, read_experiments, read_seeds
+from itm_lab.experiments.plan import plan
 from itm_lab.finished_run import load_matcher
 from itm_lab.paths import Paths
 from itm_lab.photos.stages import open_model
@@ -25,7 +26,7 @@ from itm_lab.records.bootstrap import bootstrap_intervals
 from itm_lab.records.checkout import Code, code_of
 from itm_lab.records.kept import SUFFIX, KeptModel, differing_ranks, file_name, halved, ranks_of
 from itm_lab.records.nested_yaml import load_yaml
-from itm_lab.records.parameters import notebook_model
+from itm_lab.records.parameters import notebook_model, settings_of
 from itm_lab.records.receipts import (
     Evidence,
     counts_as_evidence,
@@ -96,6 +97,8 @@ def keep(places: Places, name: str, code: Code, provisional: bool = False, repla
     else:
         experiment = find_experiment(places.root, name)
         found = receipts_of(experiment, places.receipts)
+        for one in found:
+            check_settings(places, experiment, one)
         receipt = median(found, experiment)
         folder = places.runs / experiment.name / f"s{receipt['seed']}"
     planned = read_seeds(experiment.seeds) if experiment.seeds else [receipt["seed"]]
@@ -116,6 +119,18 @@ def receipts_of(experiment: Experiment, results: Path) -> list[dict[str, Any]]:
     if not found:
         raise input_error(results / experiment.chapter, f"no receipt of {experiment.name}", "that of a finished run")
     return found
+
+
+def check_settings(places: Places, experiment: Experiment, receipt: Mapping[str, Any]) -> None:
+    """The run had the settings that its experiment has now, with what searches chose for it."""
+    (job,) = plan(places.root, [experiment.name], "", str(receipt["seed"]), [], [], None, places.receipts)
+    wanted, found = settings_of(job.parameters), receipt["parameters"]
+    for name in sorted(wanted.keys() | found.keys()):
+        if found.get(name) != wanted.get(name):
+            said = f"{name} = {found.get(name)!r} in the receipt of seed {receipt['seed']}"
+            raise input_error(
+                experiment.name, said, f"{wanted.get(name)!r}", "The experiment has changed: run it again."
+            )
 
 
 def median(receipts: list[dict[str, Any]], experiment: Experiment) -> dict[str, Any]:

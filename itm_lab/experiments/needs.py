@@ -18,6 +18,7 @@ import torch
 from itm_lab.data.check import get_advice
 from itm_lab.data.check_entities import KINDS
 from itm_lab.data.disk import counted, existing_folder, free_space, gigabytes
+from itm_lab.data.entities import PHRASES, entities_name
 from itm_lab.data.registry import ENTITIES_PAGE, KARPATHY_PAGE, KNOWN, NEEDED, PER_IMAGE
 from itm_lab.data.report import DAMAGED, MISSING, NOTE, OK, CheckResult, table
 from itm_lab.experiments.chain import built_on
@@ -324,6 +325,9 @@ def annotation_needs(job: Job, readable: bool) -> Iterator[Need]:
     if not given.get("entities") or given["evaluate_on"] == "dev":
         return
     folder, shown = job.root / given["entities"], given["entities"]
+    if (kept := folder / f"{given['evaluate_on']}_{PHRASES}").is_file():
+        yield Need(f"{shown}/{kept.name}", OK, "phrases and boxes of the split", "")
+        return
     absent = [kind for kind in KINDS if not (folder / kind).is_dir()]
     if absent:
         get = f"{ENTITIES_PAGE}, unpacked to {shown}; or -p entities= leaves the attention metrics out"
@@ -365,7 +369,7 @@ def names_source(job: Job) -> str:
 def names_need(job: Job, names: list[str], folder: Path, shown: str) -> Need:
     """Whether Entities has both files of every image."""
     for kind, ending in KINDS.items():
-        files = [f"{Path(name).stem}{ending}" for name in names]
+        files = [f"{entities_name(name)}{ending}" for name in names]
         absent = [file for file in files if not (folder / kind / file).is_file()]
         if absent:
             found = f"no such file, as for {len(absent):,} of {len(files):,} images"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from itm_lab.photos.gallery import Gallery
+from itm_lab.photos.retrieve import Request, nearest_captions, nearest_images
 from itm_lab.photos.search import Opened, find_captions, find_images, image_number, passing_cache
 from itm_lab.photos.sheet import captions_sheet, images_sheet, save_sheet
 from itm_lab.photos.word_attention import WordAttention, word_attention
@@ -13,12 +14,17 @@ from itm_lab.teaching.figures import use_style
 from itm_utils.models.dcpa import InterPAM
 
 
-def answer_query(opened: Opened, query: str, photos: Path | None, top: int, out: Path) -> Iterator[str]:
-    """The best images for a sentence: a line each with score, name and first caption, and the sheet."""
+def answer_query(
+    opened: Opened, query: str, photos: Path | None, top: int, out: Path, request: Request | None = None
+) -> Iterator[str]:
+    """The best images for a sentence: a line each with score, name and first caption, and the sheet.
+
+    request: the index that retrieves candidates; without one every image is scored.
+    """
     gallery, split = Gallery(opened.split, photos), opened.split
     query = " ".join("".join(c if c.isprintable() else " " for c in query).split())
     with passing_cache():
-        found = find_images(opened, query, top)
+        found = nearest_images(opened, request, query, top) if request else find_images(opened, query, top)
         attention = word_attention(opened, int(found.numbers[0]), found.texts, 0, query)
     yield from (f"note: {note}" for note in found.notes)
     names = [gallery.name(int(image)) for image in found.numbers]
@@ -32,13 +38,19 @@ def answer_query(opened: Opened, query: str, photos: Path | None, top: int, out:
     yield from (f"note: {note}" for note in gallery.notes)
 
 
-def answer_image(opened: Opened, name: str, photos: Path | None, top: int, out: Path) -> Iterator[str]:
-    """The best captions for an image: a line each with score and whether it is the image's own, and the sheet."""
+def answer_image(
+    opened: Opened, name: str, photos: Path | None, top: int, out: Path, request: Request | None = None
+) -> Iterator[str]:
+    """The best captions for an image: a line each with score and whether it is the image's own, and the sheet.
+
+    request: the index that retrieves candidates; without one every caption is scored.
+    """
     gallery, split = Gallery(opened.split, photos), opened.split
     image = image_number(split, name)
-    found = find_captions(opened, image, top)
+    found = nearest_captions(opened, request, image, top) if request else find_captions(opened, image, top)
     best = int(found.numbers[0])
-    attention = word_attention(opened, image, found.texts, best, split.captions[best])
+    attention = word_attention(opened, image, found.texts, found.place(0), split.captions[best])
+    yield from (f"note: {note}" for note in found.notes)
     own = split.owner == image
     for place, (caption, score) in enumerate(zip(found.numbers, found.scores, strict=True), start=1):
         yield f"{place:3}  {'●' if own[caption] else '○'}  {score:7.3f}  {split.captions[caption]}"

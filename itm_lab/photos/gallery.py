@@ -8,6 +8,7 @@ import numpy as np
 
 from itm_lab.data.disk import read_lines
 from itm_lab.photos.image_files import ImageFile, UnreadableError, read_image
+from itm_lab.photos.regions import kinds_of
 from itm_utils.data.precomp import PrecompSplit, load_array
 from itm_utils.errors import input_error
 
@@ -91,6 +92,10 @@ class Gallery:
         boxes = self._stored(image)
         still_shares = boxes is not None and self.split.sizes is None and self.split.box_shares
         return boxes * np.tile(self.size(image), 2) if still_shares else boxes
+
+    def kinds(self, image: int) -> np.ndarray | None:
+        """(r,) what each region is; None where the dataset does not say."""
+        return kinds_of(self.split)[image] if "kinds" in self.split.files else None
 
     def _stored(self, image: int) -> np.ndarray | None:
         boxes = self.split.region_boxes(np.array([image]))

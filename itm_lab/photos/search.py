@@ -59,13 +59,19 @@ class Opened:
 class Found:
     """The best first. numbers: (k,) images or captions of the split. scores: (k,). texts: what was read for it.
 
-    notes: what one should know about the answer.
+    notes: what one should know about the answer. places: (k,) where each caption stands in texts, if those are not all
+    captions of the split.
     """
 
     numbers: np.ndarray
     scores: np.ndarray
     texts: Captions
     notes: tuple[str, ...] = ()
+    places: np.ndarray | None = None
+
+    def place(self, match: int) -> int:
+        """Where the caption of a match stands in texts."""
+        return int((self.numbers if self.places is None else self.places)[match])
 
 
 def open_run(run: Path, data: str, split: str, trained_on: str = "") -> Opened:
@@ -75,7 +81,7 @@ def open_run(run: Path, data: str, split: str, trained_on: str = "") -> Opened:
     wanted = model.config.get("image_dim", opened.feature_dim)
     if wanted != opened.feature_dim:
         expected = f"{wanted}, as {path.name} was trained on"
-        hint = "Both must come from the same network; itm features makes 1,280."
+        hint = "Both must come from the same network; features.json of each dataset says which."
         raise input_error(opened.features.path, f"{opened.feature_dim} numbers a region", expected, hint)
     if torch.cuda.is_available():
         model.cuda()

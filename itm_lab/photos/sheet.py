@@ -16,7 +16,7 @@ from PIL import Image
 
 from itm_lab.photos.gallery import Gallery
 from itm_lab.photos.search import Found
-from itm_lab.photos.word_attention import WORDS_ATTEND, WordAttention, heat
+from itm_lab.photos.word_attention import WORDS_ATTEND, WordAttention, heat, words_on_boxes
 from itm_lab.scenes.show import GREY, add_box, new_figure
 from itm_lab.teaching import figures
 from itm_lab.teaching.figures import INK, PAPER
@@ -27,6 +27,8 @@ MARK = "itm search"  # what a sheet says of itself, so that a later one may take
 WIDTH, MARGIN, GAP = 8.1, 0.15, 0.12  # inches
 HOT = "#d55e00"
 MOST_WORDS, LONGEST_NAME = 18, 26
+WORDS_HEIGHT = 3.6  # inches
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#8c6d00", "#5b3a8c")  # white letters can be read on each
 DPI = 120
 
 
@@ -60,7 +62,8 @@ def images_sheet(gallery: Gallery, query: str, found: Found, attention: WordAtte
     """The best images for a sentence, four in a row, then its words over the first of them."""
     title, columns, tile = _lines(query, 85, 3), 4, 1.95
     rows = -(-len(found.numbers) // columns)
-    page = Page([0.27 * len(title), rows * tile, _attention_height(attention)])
+    best = int(found.numbers[0])
+    page = Page([0.27 * len(title), rows * tile, _attention_height(attention), _words_height(gallery, best, attention)])
     for line in title:
         page.write(line, 0.27, fontsize=12, weight="bold")
     lefts, width = page.columns(columns)
@@ -74,7 +77,8 @@ def images_sheet(gallery: Gallery, query: str, found: Found, attention: WordAtte
         if place % columns == columns - 1:
             page.top += tile
     page.top += tile if len(found.numbers) % columns else 0
-    _draw_attention(page, gallery, int(found.numbers[0]), attention, "in the first image")
+    _draw_attention(page, gallery, best, attention, "in the first image")
+    _draw_words(page, gallery, best, attention)
     return page.figure
 
 
@@ -92,7 +96,7 @@ def captions_sheet(
     """
     wrapped = [_lines(captions[int(number)], 68, 2) for number in found.numbers]
     listed = sum(0.12 + 0.19 * len(lines) for lines in wrapped)
-    page = Page([0.3, max(listed, 2.75), _attention_height(attention)])
+    page = Page([0.3, max(listed, 2.75), _attention_height(attention), _words_height(gallery, image, attention)])
     page.write(gallery.name(image), 0.3, fontsize=12, weight="bold")
     show(page.axes(MARGIN, 0.05, 2.6, 2.6), gallery, image)
     start = page.top
@@ -108,6 +112,7 @@ def captions_sheet(
         page.top += 0.12
     page.top = start + max(listed, 2.75)
     _draw_attention(page, gallery, image, attention, "for the first caption")
+    _draw_words(page, gallery, image, attention)
     return page.figure
 
 
@@ -163,6 +168,46 @@ def _draw_attention(page: Page, gallery: Gallery, image: int, attention: WordAtt
         show_attention(axes, gallery, image, weights)
         title = f"{textwrap.shorten(word, 14, placeholder='…') or word[:13] + '…'}  {weights.max():.0%}"
         axes.set_title(title, loc="left", fontsize=8.5, color=INK, pad=3, parse_math=False)
+    page.top += 1.4 * -(-min(len(attention.words), MOST_WORDS) // _in_a_row(attention))
+
+
+def _words_height(gallery: Gallery, image: int, attention: WordAttention | None) -> float:
+    return 0.0 if attention is None or gallery.kinds(image) is None else WORDS_HEIGHT
+
+
+def _draw_words(page: Page, gallery: Gallery, image: int, attention: WordAttention | None) -> None:
+    """The image once more, with each word on the box that it attends to most."""
+    kinds, boxes = gallery.kinds(image), gallery.boxes(image)
+    if attention is None or kinds is None or boxes is None:
+        return
+    found = words_on_boxes(attention, kinds)
+    said = "Words on the boxes that they attend to most; the other words attend most to a cell or to the whole image"
+    page.write(
+        said if found else "No word attends most to a box: all attend to cells or to the whole image",
+        0.3,
+        fontsize=9.5,
+        color=GREY,
+    )
+    (width, height), side = gallery.size(image), WORDS_HEIGHT - 0.4
+    axes = page.axes(MARGIN, 0, min(WIDTH - 2 * MARGIN, side * width / height), side)
+    show(axes, gallery, image)
+    for place, (region, words) in enumerate(found.items()):
+        colour = COLOURS[place % len(COLOURS)]
+        add_box(axes, boxes[region], colour, 1.6)
+        x1, y1 = boxes[region][:2]
+        label = textwrap.shorten(" ".join(words), 30, placeholder=" …")
+        style = {"facecolor": colour, "edgecolor": "none", "pad": 1.5}
+        # inside the upper edge of its box, one below the other where boxes begin at one height
+        axes.text(
+            x1,
+            y1 + height * 0.055 * (place % 3),
+            label,
+            fontsize=8,
+            color="white",
+            va="top",
+            bbox=style,
+            parse_math=False,
+        )
 
 
 def _lines(text: str, width: int, most: int) -> list[str]:

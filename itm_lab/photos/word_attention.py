@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from itm_lab.photos.regions import BOX
 from itm_lab.photos.search import Opened
 from itm_utils.data.batches import image_batch
 from itm_utils.matcher import Attention
@@ -73,6 +74,15 @@ def merge_pieces(text: str, spans: np.ndarray, weights: np.ndarray) -> tuple[lis
     words = [text[spans[group[0]][0] : spans[group[-1]][1]] for group in groups]
     merged = np.array([weights[group].mean(axis=0) for group in groups]).reshape(len(groups), -1)
     return words, merged / np.maximum(merged.sum(axis=1, keepdims=True), 1e-12)
+
+
+def words_on_boxes(attention: WordAttention, kinds: np.ndarray) -> dict[int, list[str]]:
+    """Region → words whose largest weight it has, for regions that are boxes of a detector. kinds: (r,)."""
+    found: dict[int, list[str]] = {}
+    for word, region in zip(attention.words, attention.weights.argmax(axis=1).tolist(), strict=True):
+        if kinds[region] == BOX:
+            found.setdefault(region, []).append(word)
+    return found
 
 
 def heat(boxes: np.ndarray, weights: np.ndarray, size: tuple[float, float], cells: int = 96) -> np.ndarray:

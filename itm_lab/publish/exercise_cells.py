@@ -45,7 +45,7 @@ class ExerciseCells:
 
 
 def exercises_of(notebook: NotebookNode, where: str = "notebook") -> list[ExerciseCells]:
-    """The exercises of a chapter, in their order."""
+    """The exercises of a chapter that can be graded, in their order."""
     return list(_exercises(notebook, where))
 
 
@@ -56,11 +56,14 @@ def _exercises(notebook: NotebookNode, where: str) -> Iterator[ExerciseCells]:
         if not found or not cell["id"].startswith("exercise") or found["part"]:
             continue
         head, number = HEAD.search(cell.source), found["number"]
+        check = cells.get(f"exercise-{number}-check")
+        if not head and (check is None or not CALL.search(check.source)):
+            continue  # an exercise with a check of its own, which prints: nothing grades it
         if not head:
             expected = "`{exercise} Title (easy, 10 minutes)` and a label"
             raise input_error(where, f"an exercise without level and time in cell {cell['id']}", expected)
         solution = cells.get(f"solution-{number}")
-        stub, check = cells.get(f"exercise-{number}-start"), cells.get(f"exercise-{number}-check")
+        stub = cells.get(f"exercise-{number}-start")
         if solution is None or (number != "reading" and (stub is None or check is None)):
             raise input_error(where, f"exercise-{number} without stub, check or solution", "all three")
         level, minutes = head["level"], int(head["minutes"])

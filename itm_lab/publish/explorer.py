@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,10 +93,12 @@ def compact(content: Any) -> str:
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
 
 
-def kept_models(folder: Path) -> Iterator[KeptModel]:
+def kept_models(folder: Path) -> list[KeptModel]:
     """Every kept model, in the order of their chapters."""
-    for path in kept_records(folder):
-        yield load_kept(path.parent.name, path.stem, folder)
+    found = [load_kept(path.parent.name, path.stem, folder) for path in kept_records(folder)]
+    if not found:
+        raise input_error(folder, "no kept model", "at least one that attends", "`itm keep` writes them.")
+    return found
 
 
 # ------------------------------------------------------------------------------- what is shown

@@ -12,7 +12,6 @@ from nbformat import NotebookNode
 
 from itm_lab.notebook_io import find_notebooks, is_chapter, read_notebook, tags
 from itm_lab.publish.exercise_cells import ExerciseCells, exercises_of
-from itm_utils.errors import ItmError
 
 WORDS_A_MINUTE = 150  # read to be understood, formulas included
 LINES_A_MINUTE = 4  # of code
@@ -48,11 +47,7 @@ def length_of(notebook: NotebookNode) -> Length:
             words += len(re.findall(r"[\w'’-]+", re.sub(r"\$[^$]+\$|^:\w.*$", " x ", cell.source, flags=re.M)))
         elif cell.cell_type == "code" and not HIDDEN & set(tags(cell)):
             lines += sum(bool(line.strip()) for line in cell.source.splitlines())
-    try:
-        found = tuple(exercises_of(notebook))
-    except ItmError:  # a chapter whose exercises carry no times yet
-        found = ()
-    return Length(words, lines, found)
+    return Length(words, lines, tuple(exercises_of(notebook)))
 
 
 def fragment(root: Path) -> Iterator[str]:

@@ -22,6 +22,7 @@ from itm_lab.records.receipts import Curves
 from itm_lab.records.rules import rules_for
 from itm_lab.records.scores import save_scores, write_scores
 from itm_lab.records.training import Trained, search_records, training_record
+from itm_utils import distributed
 from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.data.text_encoder import BertCaptions
@@ -88,6 +89,9 @@ class Chapter:
 
     def __init__(self, name: str, parameters: Mapping[str, Any]) -> None:
         self.name, self.parameters = name, dict(parameters)
+        distributed.connect(cpu=self.parameters.get("device") == "cpu")
+        if distributed.processes() > 1 and not self.parameters["run_dir"]:
+            raise input_error("run_dir", "none", f"a folder that all {distributed.processes()} processes share")
         self.folder = Path(self.parameters["run_dir"] or tempfile.mkdtemp())
         # Taken now: a rule that changes while the run goes on must not count as written before it.
         self.rules = rules_for(name, self.parameters["variant"])
@@ -172,11 +176,15 @@ class Chapter:
     ) -> Retrieval:
         """Evaluate the scores of ``data.test`` and write the run's receipt; on COCO's ``testall`` one for each protocol.
 
+        Of several processes, one writes.
+
         more: numbers besides the recalls that the chapter wants to find again. curves: what its figures are drawn from.
         """
         if self.data is None:
             raise input_error(self.name, "scores without data", "a chapter that called open() before")
         split, given = self.data.test, self.parameters
+        if not distributed.is_main():
+            return evaluate(scores, split.owner)
         stages = [trained.record for trained in self.trained]
         numbers = collapse_numbers(scores, result.log, result.model, split, self.data.test_texts)
         numbers |= {"dev_rsum": result.best["rsum"]} if result.best else {}

@@ -82,6 +82,8 @@ def load_kept(chapter: str, variant: str = "", folder: Path | None = None) -> Ke
     model, known = load_matcher(path)
     if tensor_digest(halved(model)) != record["inputs"].get("weights"):
         raise input_error(path, f"other weights than {record_path.name} was scored from", "those it was", HINT)
+    if "rsum" not in record["metrics"] or "texts" not in known:
+        raise input_error(record_path, "no rsum, or weights that say nothing of their captions", "a kept model", HINT)
     return KeptModel(model.eval(), known, record, path)
 
 

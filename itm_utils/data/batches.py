@@ -15,6 +15,7 @@ from itm_utils.data.phrases import NOT_A_PHRASE, Grounding, phrase_of_words
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.data.vocabulary import Vocabulary, token_spans
 from itm_utils.digests import digest_of
+from itm_utils.distributed import share
 from itm_utils.errors import input_error
 from itm_utils.matcher import ABSENT, ImageBatch, OfflineNegatives, PairBatch, TextBatch
 
@@ -91,7 +92,10 @@ class PairDataset(Dataset):
     """Item c is caption c with its image: one epoch sees every caption once, as in the public code.
 
     Captions come from :class:`WordCaptions` or anything else with ``batch(captions) -> TextBatch``.
+    part: which share of every batch is loaded, and of how many; of several processes each loads one.
     """
+
+    part = (0, 1)
 
     def __init__(self, split: PrecompSplit, texts: WordCaptions) -> None:
         self.split = split
@@ -103,6 +107,7 @@ class PairDataset(Dataset):
     def __getitem__(self, captions: int | list[int] | np.ndarray) -> PairBatch:
         """A whole batch at once: rows are read together, and padded once."""
         rows = np.atleast_1d(captions)
+        rows = rows[share(len(rows), *self.part)]
         return self.pairs(self.split.owner[rows], rows)
 
     def __getitems__(self, captions: list[int]) -> PairBatch:
@@ -155,7 +160,9 @@ class OfflinePairs(PairDataset):
     def __getitem__(self, captions: int | list[int] | np.ndarray) -> PairBatch:
         if self.epoch < self.warmup_epochs:
             return super().__getitem__(captions)
-        drawn = self.draw(np.atleast_1d(captions))
+        captions = np.atleast_1d(captions)
+        own = share(len(captions), *self.part)
+        drawn = Drawn(*(numbers[own] for numbers in self.draw(captions)))  # drawn for the whole batch, whoever loads it
         first = self.pairs(drawn.images, drawn.texts)
         second = self.pairs(drawn.text_images, drawn.image_texts) if self.derived else ABSENT
         return replace(super().__getitem__(captions), offline=OfflineNegatives(first, second))

@@ -7,6 +7,7 @@ A dataset is a folder with, for each split,
 ``<split>_caps.txt``        one caption a line, those of an image on consecutive lines
 ``<split>_boxes.npy``       optional, (rows, r, 4) boxes x1 y1 x2 y2 in pixels, or as shares of the sides from
                             0 to 1, which are read as pixels where sizes are there (or a model's own code)
+``<split>_kinds.npy``       optional, (rows, r) what each region is: 0 a cell of a grid, 1 a detector's box, 2 the image
 ``<split>_sizes.npy``       optional, (rows, 2) width and height of the images in pixels
 ``<split>_ids.txt``         optional, one image name a line, for each row or for each caption
 ``<split>_owners.npy``      optional, (captions,) image row of each caption, where the number of
@@ -37,7 +38,7 @@ LARGEST_SHARE = 1.01  # of a side: the whole, and room for rounding; boxes in pi
 ALMOST = 1e-3  # of the largest number: copies that were rounded differ by less, images by more
 # What `str(line)` makes of bytes in Python 3: ports of the public loaders train on such captions.
 PRINTED_BYTES = re.compile(r"""^b(['"]).*\1$""")
-KINDS = ("ims.npy", "caps.txt", "boxes.npy", "sizes.npy", "ids.txt", "owners.npy")
+KINDS = ("ims.npy", "caps.txt", "boxes.npy", "sizes.npy", "ids.txt", "owners.npy", "kinds.npy")
 LONG_ROW = 2**12  # numbers: reading a row costs more than a step of a Python loop
 
 

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from itm_utils.cache import ensure_folder, read_manifest
+from itm_utils import distributed
+from itm_utils.cache import cache_root, ensure_folder, is_whole, read_manifest
 from itm_utils.data.precomp import PrecompSplit, load_array
 from itm_utils.errors import input_error
 from itm_utils.files import reserve
@@ -196,6 +201,8 @@ def bert_captions(
     max_tokens: cut longer captions to this many tokens, special ones included (SAEM: 32).
     padded: pad every caption to ``max_tokens`` and keep the states under the padding, as public SAEM does. They are
     not zero, and a model that does not mask them depends on them.
+
+    Several processes that call it together share the captions; one of them writes the folder.
     """
     if not isinstance(encoder, FrozenTextEncoder):
         encoder = load_text_encoder(encoder)
@@ -212,46 +219,125 @@ def bert_captions(
     decisive = json.dumps({key: value for key, value in facts.items() if key != "name"}, sort_keys=True)
     name = f"bert-{hashlib.sha256(decisive.encode()).hexdigest()[:16]}"
 
-    def write(folder: Path) -> dict[str, Any]:
-        _write_states(folder, encoder, split.captions, layers, max_tokens, batch_size, padded)
-        return facts
+    work = _Encoding(encoder, split.captions, layers, max_tokens, batch_size, padded)
+    together = distributed.processes() > 1 and not is_whole(cache_root() / name)
+    if distributed.agreed(together) and len(work.batches) >= distributed.processes():
+        work.encode_together(name)
+    if distributed.is_main():
+        ensure_folder(name, lambda folder: work.write(folder) or facts)
+        work.remove_parts(name)
+    distributed.wait_for_all()
+    return BertCaptions(cache_root() / name)
 
-    return BertCaptions(ensure_folder(name, write))
+
+class _Encoding:
+    """The captions of a split on their way through an encoder, in batches of similar length (little padding)."""
+
+    def __init__(
+        self,
+        encoder: FrozenTextEncoder,
+        captions: list[str],
+        layers: tuple[int, ...],
+        longest: int,
+        batch_size: int,
+        padded: bool,
+    ) -> None:
+        self.encoder, self.captions, self.layers, self.longest = encoder, captions, layers, longest
+        self.batch_size, self.padded = batch_size, padded
+        self.parts: list[Path] = []  # what several processes have encoded, each in a folder of its own
+
+    @cached_property
+    def cut(self) -> Any:
+        """Tokens of all captions."""
+        more = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
+        return self.encoder.tokenizer(self.captions, truncation=True, max_length=self.longest, **more)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(ids) for ids in self.cut["input_ids"]])
+
+    @property
+    def rows(self) -> np.ndarray:
+        """States that are kept of each caption."""
+        return np.full_like(self.lengths, self.longest) if self.padded else self.lengths
+
+    @property
+    def width(self) -> int:
+        return len(self.layers) * self.encoder.width
+
+    @cached_property
+    def batches(self) -> list[np.ndarray]:
+        """Captions that are encoded together."""
+        order = np.argsort(self.lengths, kind="stable")
+        return [order[first : first + self.batch_size] for first in range(0, len(order), self.batch_size)]
+
+    def states(self, some: np.ndarray) -> np.ndarray:
+        """(c, w, d) float16 states of a batch."""
+        ids = [self.cut["input_ids"][row] for row in some]
+        return _hidden(self.encoder, ids, self.layers, self.longest if self.padded else 0)
+
+    def encode_together(self, name: str) -> None:
+        """Have each process encode every so-many-th batch, and write a folder of its own beside ``name``."""
+        count = distributed.processes()
+        folders = [f"{name}-{number + 1}-of-{count}" for number in range(count)]
+        ensure_folder(folders[distributed.rank()], self.write_part)
+        distributed.wait_for_all()
+        self.parts = [cache_root() / folder for folder in folders]
+
+    def write_part(self, folder: Path) -> dict[str, Any]:
+        """The states of the batches of this process, one after the other."""
+        mine = self.batches[distributed.rank() :: distributed.processes()]
+        total = sum(int(self.rows[some].sum()) for some in mine)
+        with _new_states(folder, (total, self.width)) as states:
+            row = 0
+            for some in bar(mine, f"encode captions with {self.encoder.name}", "batch"):
+                for count, state in zip(self.rows[some], self.states(some), strict=True):
+                    states[row : row + count] = state[:count]
+                    row += count
+        return {"part": distributed.rank() + 1, "of": distributed.processes()}
+
+    def encoded(self) -> Iterator[Iterator[np.ndarray]]:
+        """The states of each caption of each batch, computed or read."""
+        if not self.parts:
+            for some in bar(self.batches, f"encode captions with {self.encoder.name}", "batch"):
+                yield (state[:count] for count, state in zip(self.rows[some], self.states(some), strict=True))
+            return
+        parts = [load_array(part / "states.npy", mmap_mode="r") for part in self.parts]
+        read = [0] * len(parts)
+        for number, some in enumerate(self.batches):
+            part = number % len(parts)
+            ends = read[part] + np.cumsum(self.rows[some])
+            read[part] = int(ends[-1])
+            yield (parts[part][end - count : end] for count, end in zip(self.rows[some], ends, strict=True))
+
+    def write(self, folder: Path) -> None:
+        """Store all states in order of the file, in half precision."""
+        starts = np.concatenate([[0], np.cumsum(self.rows)])
+        with _new_states(folder, (int(starts[-1]), self.width)) as states:
+            for some, encoded in zip(self.batches, self.encoded(), strict=True):
+                for row, state in zip(some, encoded, strict=True):
+                    states[starts[row] : starts[row + 1]] = state
+            if not np.isfinite(states).all():
+                raise input_error(self.encoder.name, "states too large for half precision", "finite numbers")
+        np.save(folder / "starts.npy", starts)
+        if self.padded:
+            np.save(folder / "lengths.npy", self.lengths)
+        np.save(folder / "special.npy", _flat(self.cut["special_tokens_mask"], starts, False).astype(bool))
+        np.save(folder / "spans.npy", _flat(self.cut["offset_mapping"], starts, (0, 0)).astype(np.int32))
+
+    def remove_parts(self, name: str) -> None:
+        """Remove what was joined, and what an interruption left of it."""
+        for part in cache_root().glob(f"{name}-*-of-*") if self.parts else ():
+            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
 
 
-def _write_states(
-    folder: Path,
-    encoder: FrozenTextEncoder,
-    captions: list[str],
-    layers: tuple[int, ...],
-    longest: int,
-    batch_size: int,
-    padded: bool,
-) -> None:
-    """Encode captions in order of length (little padding), store them in order of the file, in half precision."""
-    cut = encoder.tokenizer(
-        captions, truncation=True, max_length=longest, return_offsets_mapping=True, return_special_tokens_mask=True
-    )
-    lengths = np.array([len(ids) for ids in cut["input_ids"]])
-    rows = np.full_like(lengths, longest) if padded else lengths
-    starts = np.concatenate([[0], np.cumsum(rows)])
-    shape = (int(starts[-1]), len(layers) * encoder.width)
+@contextmanager
+def _new_states(folder: Path, shape: tuple[int, int]) -> Iterator[np.ndarray]:
+    """A new file of states, whose room on the disk is taken before anything is computed."""
     states = np.lib.format.open_memmap(folder / "states.npy", mode="w+", dtype=np.float16, shape=shape)
     reserve(folder / "states.npy")
-    order = np.argsort(lengths, kind="stable")
-    for first in bar(range(0, len(order), batch_size), f"encode captions with {encoder.name}", "batch"):
-        some = order[first : first + batch_size]
-        hidden = _hidden(encoder, [cut["input_ids"][row] for row in some], layers, longest if padded else 0)
-        for row, state in zip(some, hidden, strict=True):
-            states[starts[row] : starts[row + 1]] = state[: rows[row]]
-    if not np.isfinite(states).all():
-        raise input_error(encoder.name, "states too large for half precision", "finite numbers")
+    yield states
     states.flush()
-    np.save(folder / "starts.npy", starts)
-    if padded:
-        np.save(folder / "lengths.npy", lengths)
-    np.save(folder / "special.npy", _flat(cut["special_tokens_mask"], starts, False).astype(bool))
-    np.save(folder / "spans.npy", _flat(cut["offset_mapping"], starts, (0, 0)).astype(np.int32))
 
 
 def _flat(values: list[list[Any]], starts: np.ndarray, nothing: Any) -> np.ndarray:

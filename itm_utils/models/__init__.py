@@ -14,4 +14,6 @@
 * ``dcpa`` from ``notebooks/09_dcpa.ipynb``
 * ``aoq`` from ``notebooks/10_aoq.ipynb``
 * ``ccr_ccs`` from ``notebooks/11_ccr_ccs.ipynb``
+* ``leaderboard`` from ``notebooks/13_leaderboard.ipynb``
+* ``search_at_scale`` from ``notebooks/14_search_at_scale.ipynb``
 """

@@ -7,17 +7,22 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState
-from accelerate.utils import DataLoaderConfiguration, set_seed
+from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs, set_seed
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from itm_utils import distributed
 from itm_utils.data.batches import PairDataset, ResumableBatches, pair_loader
 from itm_utils.errors import ItmError, input_error
 from itm_utils.files import write_text
@@ -34,6 +39,12 @@ READ_EVERY = 20  # steps between two readings of losses and norms: whoever reads
 MEASURED = 20  # steps after which a long run says how long it will take
 WORTH_SAYING = 120  # seconds
 COMPILATIONS = 4  # of one scoring method: what changes with every batch would be compiled without end
+LOST = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Connection refused",
+)  # gloo's words for a process that is gone
 KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in case that one is damaged
 
 
@@ -41,7 +52,7 @@ KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in 
 class TrainResult:
     """log: the records of ``log.jsonl``. best: validation metrics of the chosen weights, with their step.
 
-    model: the one that was trained. captions_a_step: of all processes together.
+    model: the one that was trained. captions_a_step: the size of a batch.
     """
 
     log: list[dict[str, Any]]
@@ -60,7 +71,8 @@ class _Step(nn.Module):
         self.objective = objective
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, Mapping[str, float | Tensor]]:
-        return self.objective(self.model, batch)
+        """Loss and logs of a batch, of which each of several processes has its share."""
+        return self.objective(distributed.gathered(self.model), distributed.gather(batch, keep_features=True))
 
 
 def train(
@@ -78,8 +90,9 @@ def train(
     that was killed at any moment ends in the same weights as one that was not (bit for bit on a CPU; on a GPU as
     far as its kernels are deterministic). With ``validate`` the model ends with its best weights.
 
-    Started by ``torchrun`` or ``accelerate launch``, the processes take turns in the batches, and each looks for
-    negatives in its own: ``batch_size`` is that of one process.
+    Started by ``torchrun`` or ``accelerate launch``, every process has a share of each batch, and the loss is that of
+    the whole one (see :mod:`itm_utils.distributed`): ``batch_size`` is that of all processes, and a run may go on with
+    another number of them. Dropout then draws other random numbers than with one process.
 
     run_dir: receives ``log.jsonl``, ``best.safetensors`` and the newest checkpoints.
     provenance: what else must not change between two calls, besides model, objective, data and settings.
@@ -89,6 +102,12 @@ def train(
         return run.finish()
     except KeyboardInterrupt:
         print(f"interrupted at step {run.step}; the same call goes on from the last checkpoint in {run.folder}")
+        raise
+    except RuntimeError as error:
+        if distributed.processes() > 1 and any(sign in str(error) for sign in LOST):
+            found = f"that another process has ended, at step {run.step}"
+            hint = "Its own output says why. The same call goes on from the last checkpoint."
+            raise input_error(run.folder, found, f"all {distributed.processes()} to go on", hint) from error
         raise
 
 
@@ -125,19 +144,42 @@ class _Run:
         precision = "no" if config.precision == "fp32" else config.precision
         loading = DataLoaderConfiguration(non_blocking=True)
         cpu = config.device == "cpu"
-        self.accelerator = Accelerator(cpu=cpu, mixed_precision=precision, dataloader_config=loading)
-        self.main = self.accelerator.is_main_process
+        # Unused weights: those of a part that a stage or an objective leaves out.
+        synchronised = DistributedDataParallelKwargs(find_unused_parameters=True)
+        self.accelerator = Accelerator(
+            cpu=cpu, mixed_precision=precision, dataloader_config=loading, kwargs_handlers=[synchronised]
+        )
+        self.main, self.several = self.accelerator.is_main_process, self.accelerator.num_processes > 1
+        if self.several:
+            self.data = data = self._share_of(data)
         loader = pair_loader(data, config.batch_size, config.seed, config.num_workers, pin=self.device.type == "cuda")
         assert isinstance(loader.batch_sampler, ResumableBatches)
         self.sampler = loader.batch_sampler
-        self.steps_per_epoch = len(self.sampler) // self.accelerator.num_processes
-        if self.steps_per_epoch == 0:
-            found = f"{config.batch_size}, less than one batch a process"
-            raise input_error("batch_size", found, "more data or smaller batches")
+        self.steps_per_epoch = len(self.sampler)
         model.to(self.device)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.Adam(self.trained, lr=config.learning_rate)
-        self.forward, self.optimizer, self.loader = self.accelerator.prepare(_Step(model, objective), optimizer, loader)
+        self.forward, self.optimizer = self.accelerator.prepare(_Step(model, objective), optimizer)
+        self.loader = self._prepared(loader)
+
+    def _share_of(self, data: PairDataset) -> PairDataset:
+        """The same data, of whose batches this process loads its share."""
+        count, least = self.accelerator.num_processes, distributed.LEAST * self.accelerator.num_processes
+        if self.config.batch_size < least:
+            expected = f"at least {least}, {distributed.LEAST} rows for each of {count} processes"
+            raise input_error("batch_size", str(self.config.batch_size), expected, "Start fewer processes.")
+        shared = copy(data)
+        shared.part = (self.accelerator.process_index, count)
+        return shared
+
+    def _prepared(self, loader: DataLoader) -> DataLoader:
+        """A loader whose batches arrive on the device."""
+        if not self.several:
+            return self.accelerator.prepare(loader)
+        # A share of every batch, uneven ones too; the library would give each process whole batches in turn.
+        return prepare_data_loader(
+            loader, self.device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
+        )
 
     def _lock_run_dir(self) -> AbstractContextManager:
         """Lock the run directory until the process exits."""
@@ -166,8 +208,7 @@ class _Run:
             self._train()
         if self.best:
             self.model.load_state_dict(self.best_weights)
-        captions = self.config.batch_size * self.accelerator.num_processes
-        return TrainResult(self.log, self.best, self.seconds, self.model, captions)
+        return TrainResult(self.log, self.best, self.seconds, self.model, self.config.batch_size)
 
     def _train(self) -> None:
         first, began = self.step, time.perf_counter()
@@ -175,7 +216,6 @@ class _Run:
         progress = bar(range(self.total_steps), "train", "step", initial=self.step)
         while self.step < self.total_steps:
             epoch, self.sampler.first_batch = divmod(self.step, self.steps_per_epoch)
-            self.sampler.first_batch *= self.accelerator.num_processes
             self.sampler.epoch = epoch
             changing: tuple[Any, ...] = (self.objective, self.data)  # as a warm-up, which reads no offline negatives
             for part in changing:
@@ -210,6 +250,8 @@ class _Run:
     def _train_step(self, batch: PairBatch) -> None:
         """One update. Nothing in it waits for the device: its numbers are read later, by ``_read_unread``."""
         self.model.train()
+        if self.several:  # the same random numbers everywhere, and after a resumption by any number of processes
+            torch.manual_seed(int(np.random.SeedSequence([self.config.seed, self.step]).generate_state(1)[0]))
         learning_rate = self.config.learning_rate * lr_multiplier(self.config, self.step / self.steps_per_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate

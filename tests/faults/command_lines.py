@@ -32,13 +32,14 @@ PATIENCE = 120  # seconds after which a command hangs
 KNOWN: dict[str, Sequence[str]] = {
     "data": ["data/toy", "data", "scenes"], "data_root": ["data"], "folder": ["data/toy", "runs/a", "out"],
     "folders": ["runs/a"], "checkpoint": ["runs/a", "runs/a/best.safetensors"], "model": ["runs/a", "scan"], "run": ["runs/a"],
-    "out": ["out/x", "out/x.png"], "split": ["test", "train", "dev"], "dataset": ["f30k", "coco", "entities"], "public": ["data/toy/toy_vocab.json"],
+    "out": ["out/x", "out/x.png"], "split": ["test", "train", "dev"], "dataset": ["f30k", "coco", "entities", "flickr8k"], "public": ["data/toy/toy_vocab.json"],
     "vocabulary": ["data/toy/toy_vocab.json"], "files": ["receipts/02_scan/a_toy_s0.json", "data/toy/train_caps.txt"], "check": ["receipts/02_scan/a_toy_s0.json"],
     "experiments": ["scan/f30k/t2i_avg", "vsepp/scenes", "dcpa/f30k/two_stages"], "experiment": ["scan/f30k/t2i_avg"],
     "parameter": ["width=8", "dataset=data/toy", "device=cpu", "epochs=-1", "run_dir=runs/{x}", "variant=a/b"], "table": ["scan/table_1"],
     "seeds": ["0-1", "4-2"], "search": ["width=8,16"], "grid": ["margin=0.1,0.2"], "gpu": ["RTX 3090"], "jobs": ["1"],
     "names": ["scan"], "query": ["a red cube"], "image": ["test_00001.png", "0"], "top": ["1", "41"], "karpathy": ["k.json"],
     "json_file": ["k.json"], "captions": ["captions.csv"], "photos": ["data/toy"], "split_sizes": ["2,1,1"], "ref": ["main"], "repository": ["https://example.org/a"],
+    "index": ["shelf"], "candidates": ["5"], "effort": ["1"], "kind": ["flat", "tree"], "of": ["images", "captions"], "trained_on": ["data/toy"],
     "variant": ["A"], "receipts": ["receipts"], "number": ["0"], "device": ["cuda", "cuda:99"], "write": ["out/recipes"], "texts": ["3"], "images": ["2"],
 }  # fmt: skip
 # Without options that say more they would work for minutes, or write into the package itself.

@@ -39,6 +39,7 @@ from itm_lab.experiments.choice import Selection, chosen_setting
 from itm_lab.experiments.experiment_files import expand, find_experiment, read_experiments, read_overrides, read_seeds
 from itm_lab.experiments.plan import plan_searches
 from itm_lab.finished_run import load_matcher
+from itm_lab.index.store import MANIFEST, Encoder, Source, create_index, open_index
 from itm_lab.notebook_io import read_notebook
 from itm_lab.parity.published import evaluate_published
 from itm_lab.photos import extract as extraction
@@ -316,6 +317,22 @@ def published(folder: Path, opt: Any = None) -> Path:
     return folder / "model_best.pth.tar"
 
 
+def index_file(name: str) -> Callable[[Path], Path]:
+    """A file of an index of twenty vectors."""
+
+    def write(folder: Path) -> Path:
+        vectors = np.random.default_rng(0).normal(size=(20, 4))
+        index = create_index(folder / "shelf", "images", 4, Encoder("run", "0", "SCAN"))
+        return index.add(Source("data", "test", "0"), vectors).folder / name
+
+    return write
+
+
+def ask_index(path: Path) -> None:
+    """Open an index and search all of it."""
+    open_index(path.parent).search(np.ones((1, 4)), 3)
+
+
 def about_published(folder: Path) -> Path:
     """Name and options of a published checkpoint as JSON: ``read`` puts them into one."""
     return text("options.json", json.dumps({"model": "scan", "options": golden()[0]}))(folder)
@@ -477,6 +494,8 @@ READERS = {f"a split, {name}": Reader(toy(f"train_{name}"), lambda path: open_sp
     "Karpathy's splits": Reader(text("k.json", json.dumps(KARPATHY)), read_karpathy, tree=True),
     "offline lists, texts": Reader(lists("texts.npy"), read_mined),
     "offline lists, manifest": Reader(lists("manifest.json"), read_mined, tree=True),
+    "an index, manifest": Reader(index_file(MANIFEST), ask_index, tree=True),
+    "an index, segment": Reader(index_file("segment-00000.faiss"), ask_index),
     "a published checkpoint": Reader(published, lambda path: evaluate_published(path, "scan", path.parent / "data", path.parent / "vocab.json", "test")),
     "a published checkpoint's options": Reader(about_published, read_options, tree=True, raw=False),
     "a recorded choice": Reader(choice, read_choice, tree=True),

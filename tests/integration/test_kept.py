@@ -21,6 +21,7 @@ from itm_lab.experiments.keep import Places
 from itm_lab.experiments.plan import plan
 from itm_lab.experiments.runner import Job, collect
 from itm_lab.paths import Paths
+from itm_lab.publish.kept_page import HEADS, fragment
 from itm_lab.records import chapter as chapters
 from itm_lab.records.chapter import Chapter
 from itm_lab.records.checkout import Code
@@ -225,6 +226,20 @@ def test_a_model_that_is_not_the_receipts_is_refused(places: Places, monkeypatch
         keep(places)
 
 
+def test_receipts_of_other_settings_are_refused(places: Places) -> None:
+    """An experiment that has changed since, as from three epochs to four."""
+    path = places.root / "experiments/scan.yaml"
+    text = path.read_text(encoding="utf-8")
+    try:
+        path.write_text(text.replace("epochs: 3", "epochs: 4"), encoding="utf-8")
+        with pytest.raises(
+            ItmError, match=r"found epochs = 3 in the receipt of seed 5, expected 4\. The experiment has"
+        ):
+            keep(places)
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
 def test_a_file_that_is_too_large_is_refused(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "LARGEST", 1_000)
     with pytest.raises(ItmError, match=r"bytes of weights, expected at most 1,000"):
@@ -277,6 +292,21 @@ def test_whole_weights_of_another_seed_are_refused(places: Places) -> None:
     shutil.copy(other.out / "02_scan/Small.safetensors", places.out / "02_scan")
     with pytest.raises(ItmError, match=r"found other weights than Small.json was scored from"):
         load_kept("02_scan", folder=places.out)
+
+
+def test_the_page_lists_what_is_kept_and_says_what_is_provisional(places: Places) -> None:
+    assert "No model is kept yet" in "\n".join(fragment(places.out.parent))
+    keep(places)
+    keep(places, "dcpa/f30k/two")
+    lines = list(fragment(places.out.parent))
+    kept = load_kept("02_scan", folder=places.out)
+    assert lines[0].startswith("2 models, ") and lines[1].count("|") == len(HEADS) + 1
+    size = (places.out / "02_scan/Small.safetensors").stat().st_size
+    for said in (f"{kept.record['seed']}, median of 3", f"{kept.rsum:.1f} \\[", f"{size / 2**10:.0f} KB", "Small"):
+        assert f"| {said}" in lines[3]
+    assert "provisional" not in "\n".join(lines)
+    keep(places, str(places.runs / "scan/f30k/t2i/s6"), provisional=True, replace=True)
+    assert "| 6 (provisional: 3 are planned) |" in "\n".join(fragment(places.out.parent))
 
 
 def test_which_model_is_meant_must_be_clear(places: Places) -> None:

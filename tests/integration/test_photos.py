@@ -28,6 +28,7 @@ from typer.testing import CliRunner, Result
 from itm_lab.cli import Group
 from itm_lab.finished_run import settings_in_receipt
 from itm_lab.photos import extract as extraction
+from itm_lab.photos import regions
 from itm_lab.photos import search as searching
 from itm_lab.photos.album import read_album, split_by_lot
 from itm_lab.photos.cli import features, search
@@ -469,7 +470,7 @@ def test_a_picture_that_cannot_be_opened_is_left_out_though_another_has_its_size
         return read_image(path, *how, **more)
 
     monkeypatch.setattr(Path, "open", locked)
-    monkeypatch.setattr(extraction, "read_image", unreadable)
+    monkeypatch.setattr(regions, "read_image", unreadable)
     made = make(folder, sizes="2,1,1")
     assert "image left out\tx.png\tcannot be read (Permission denied)" in as_text(made.remarks)
     assert sum(pictures for pictures, _ in made.splits.values()) == 12
@@ -490,7 +491,7 @@ def test_features_that_are_no_numbers_are_refused(folder: Path) -> None:
 
 def killed(folder: Path, out: str, *moments: str) -> list[str]:
     script = Path(__file__).resolve().parents[1] / "killed_photos.py"
-    call = [sys.executable, script, folder / "photos", folder / "captions.csv", folder / out, *moments]
+    call = [sys.executable, script, "cells", folder / "photos", folder / "captions.csv", folder / out, *moments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(call, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
@@ -547,7 +548,7 @@ def test_a_picture_that_changes_and_keeps_its_size_is_noticed(folder: Path, monk
 def noted_facts(folder: Path) -> dict:
     """What an interrupted call would have noted."""
     splits = split_by_lot(read_album(folder / "photos", folder / "captions.csv").photos, "80,10,10")
-    return extraction.facts_of(splits, Tiny(), 1)
+    return extraction.facts_of(splits, regions.Cells(Tiny()), 1)
 
 
 def test_an_interrupted_call_goes_on_only_with_the_same_inputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,17 +78,6 @@ def test_killed_again_and_again_a_run_ends_in_the_same_weights_bit_for_bit(toy_r
     assert not list((tmp_path / "killed").glob(".*.tmp"))
 
 
-@pytest.mark.slow
-def test_two_processes_share_the_batches(toy_root: Path, tmp_path: Path) -> None:
-    """Each takes every other batch: half the steps, and one set of weights."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", SCRIPT]
-    run = subprocess.run([*command, toy_root, tmp_path / "run"], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
-    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in log if "loss" in record] == list(range(1, 13))
-    assert read_checkpoint(tmp_path / "run" / "step-00000012.safetensors").info["step"] == 12
-
-
 def test_a_finished_run_is_not_run_again(toy_pairs: PairDataset, tmp_path: Path) -> None:
     model = model_for(toy_pairs)
     first = train(model, InBatchSoftmax(), toy_pairs, CONFIG, tmp_path)

@@ -650,7 +650,7 @@ def test_base_models_are_built_as_in_their_chapters() -> None:
 
 PARAMETERS = {
     "margin": 0.3, "warmup_epochs": 2, "ccr_weight": 0.5, "ccs_weight": 2.0, "ccr_margin": 0.1, "ccs_margin": 0.4,
-    "directions": "t2i", "queries": 3, "epochs": 3, "batch_size": 16, "learning_rate": 0.01, "seed": 5,
+    "directions": "t2i", "queries": 3, "swap_within_phrase": True, "epochs": 3, "batch_size": 16, "learning_rate": 0.01, "seed": 5,
     "device": "cpu", "precision": "fp32", "num_workers": 0, "schedule": "paper", "decay_every": 2,
 }  # fmt: skip
 

@@ -266,7 +266,7 @@ def test_every_new_receipt_has_the_intervals_of_its_ranks(root: Path, seed: int)
         (tomorrow, "not in the future"),
         (lambda receipt: receipt["run"].update(commit="d" * 40), "commit dddddddddddd, expected a commit of this"),
         (lambda receipt: receipt["run"].update(commit=None), "found no commit"),
-        (lambda receipt: receipt["parameters"].update(epochs=40), "epochs = 40, expected . as in vsepp/scenes"),
+        (lambda receipt: receipt["parameters"].update(epochs=40), "epochs = 40, expected 12 as in vsepp/scenes"),
         (lambda receipt: receipt["parameters"].pop("margin"), "margin = None, expected 0.2 as in vsepp/scenes"),
         (lambda receipt: receipt["parameters"].update(COLD_SETTINGS), "found .*as in vsepp/scenes"),
     ],
