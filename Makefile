@@ -64,7 +64,7 @@ unit: $(STAMP)  ## the fast tests (about two minutes): models, metrics, data, pa
 	@$(BIN)/python -m pytest tests/unit tests/contract tests/parity -m 'not slow' -n 2 --dist loadgroup --no-loadscope-reorder
 
 pytest: $(STAMP)  # every test, slow ones included, two at a time
-	@$(BIN)/python -m pytest tests -n 2 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest tests --ignore=tests/browser -n 2 --dist loadgroup --no-loadscope-reorder
 
 parity: $(STAMP)  # golden cases of the public implementations
 	@$(BIN)/itm parity tests/golden
@@ -73,8 +73,8 @@ notebooks: $(STAMP)  # every chapter once, its stored outputs compared
 	@$(BIN)/itm export --check && $(BIN)/itm notebooks lint && $(BIN)/itm scenes build
 	@$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=300 -n 2 --dist loadscope notebooks
 
-pages: $(STAMP)  # the book from the committed outputs, warnings are errors
-	@$(BIN)/itm book build
+pages: $(STAMP)  # the book from the committed outputs, warnings are errors; then every page in a browser, where one is installed
+	@$(BIN)/itm book build && $(BIN)/python -m pytest tests/browser
 
 serve: export ITM_PROGRESS = 1
 serve: $(STAMP)  ## JupyterLab on the chapters

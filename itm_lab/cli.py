@@ -46,17 +46,24 @@ app.add_typer(photos)
 def parity(
     folder: Annotated[Path, typer.Argument(help="Reference cases, e.g. tests/golden.")],
     device: Annotated[str, typer.Option(help="Where our models compute.")] = "cpu",
+    record: Annotated[bool, typer.Option("--record", help="Write the record that the book's pages show.")] = False,
 ) -> None:
     """Compare our models with what the public implementations computed; fail beyond the tolerances."""
     from itm_lab.parity.comparison import comparing_on
     from itm_lab.parity.reference_cases import run_folder
 
-    beyond = cases = 0
+    rows = []
     with comparing_on(device):
         for row in run_folder(folder):
             typer.echo(str(row))
-            cases, beyond = cases + 1, beyond + (not row.ok)
-    typer.echo(f"parity: {cases - beyond} of {cases} within the tolerances")
+            rows.append(row)
+    beyond = sum(not row.ok for row in rows)
+    typer.echo(f"parity: {len(rows) - beyond} of {len(rows)} within the tolerances")
+    if record:
+        from itm_lab.publish.parity_record import write_record
+
+        root = Paths.find().root
+        typer.echo(write_record(root, folder, rows).relative_to(root))
     raise typer.Exit(bool(beyond))
 
 
@@ -389,7 +396,7 @@ def figures(
 
 @app.command()
 def vocabulary() -> None:
-    """Check that the packages use the field's words."""
+    """Check that packages and pages use the field's words."""
     from itm_lab.publish.vocabulary import denied_words
 
     found = list(denied_words(Paths.find().root))
@@ -476,6 +483,20 @@ def build(
 
 
 @book.command()
+def front(
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; fail if README is behind.")] = False,
+) -> None:
+    """Write README's tables anew: chapters with verdicts, counts, findings. For whoever adds receipts."""
+    from itm_lab.publish.front import is_current, refresh
+
+    root = Paths.find().root
+    if not check:
+        typer.echo("README.md: written" if refresh(root) else "README.md: as it was")
+    elif not is_current(root):
+        typer.echo("README.md is behind receipts or results: run `itm book front`", err=True)
+        raise typer.Exit(1)
+
+
 def explorer(
     weights: Annotated[Path, typer.Option(help="Where kept models lie.")] = Path("weights"),
     out: Annotated[Path, typer.Option(help="Where the page's data go.")] = Path("book/_static/explorer"),

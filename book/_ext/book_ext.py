@@ -1,18 +1,22 @@
-"""What this book adds to Sphinx: the execution table, the ledger's pages, and buttons that appear with an address."""
+"""What this book adds to Sphinx: generated parts of pages, folds in code cells, and buttons that appear with an address."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
+from sphinx.writers.html5 import HTML5Translator
 
 # The one value that says where the book lives. Unset, no button leads into the void.
 REPOSITORY_VARIABLE = "BOOK_REPOSITORY_URL"
@@ -112,7 +116,7 @@ class MadeTables(SphinxDirective):
         self.env.note_reread()
         folders = (Path(self.env.srcdir), *Path(self.env.srcdir).parents)
         root = next(folder for folder in folders if (folder / "pyproject.toml").is_file())
-        text = "\n".join(import_module(f"itm_lab.publish.{self.module}").fragment(root))
+        text = "\n".join(import_module(f"itm_lab.publish.{self.module}").fragment(root, *self.arguments))
         parent = nodes.Element()
         self.state.nested_parse(StringList(text.splitlines()), self.content_offset, parent, match_titles=True)
         return parent.children
@@ -140,6 +144,70 @@ class RequirementsTables(MadeTables):
     """``{requirements-tables}``: what every table of the papers needs, takes and leaves on disk."""
 
     module = "requirements_page"
+
+
+class Companion(MadeTables):
+    """``{companion} CHAPTER``: readings, parity, searches, comparisons, parameters and costs of a chapter."""
+
+    module = "companion_page"
+    required_arguments = 1
+
+
+class StatusTables(MadeTables):
+    """``{status-tables}``: what is correct, fast, shown by runs and not run, and every capability."""
+
+    module = "status_page"
+
+
+class ChapterTable(MadeTables):
+    """``{chapter-table} PART``: the chapters of a part, what each asks and how its claims stand."""
+
+    module = "chapters_table"
+    required_arguments = 1
+
+
+class FoldedCode(nodes.Element):
+    """Code of a cell behind a line that says what it is."""
+
+
+def open_fold(self: HTML5Translator, node: FoldedCode) -> None:
+    self.body.append(f'<details class="code-fold"><summary>{self.encode(node["title"])}</summary>\n')
+
+
+def close_fold(self: HTML5Translator, node: FoldedCode) -> None:
+    self.body.append("</details>\n")
+
+
+class FoldCells(SphinxTransform):
+    """Fold what a page need not show of its code cells; ``itm_lab.publish.folding`` says which lines."""
+
+    default_priority = 900  # after MyST-NB has made the cells
+
+    def apply(self, **kwargs: object) -> None:
+        for cell in list(self.document.findall(nodes.container)):
+            if cell.get("nb_element") == "cell_code" and cell.get("hide_mode") in (None, "input"):
+                self.fold(cell)
+
+    def fold(self, cell: nodes.container) -> None:
+        from itm_lab.publish.folding import Part, parts
+
+        if not cell.children or cell.children[0].get("nb_element") != "cell_code_source":
+            return
+        source, output = cell.children[0], cell.children[1:]
+        (code,) = source.findall(nodes.literal_block)
+        figure = any(
+            str(one.get("mime_type")).startswith("image/") for part in output for one in part.findall(nodes.container)
+        )
+        text, tags = code.astext(), cell.get("cell_metadata", {}).get("tags", [])
+        hidden = cell.attributes.pop("hide_mode", None)
+        found = [Part(text, "hidden")] if hidden else parts(text, tags, figure)
+        cell.children = [self.shown(source, code, part) for part in found] + output
+
+    def shown(self, source: nodes.container, code: nodes.literal_block, part: Any) -> nodes.Element:
+        """One part as a block of code, behind a fold if it is folded."""
+        block = source.copy()
+        block += nodes.literal_block(part.text, part.text, **code.attributes)
+        return FoldedCode("", block, title=part.title) if part.kind else block
 
 
 class TeachingTimes(MadeTables):
@@ -203,6 +271,45 @@ def silence_thebe(app: Sphinx) -> None:
     app.registry.css_files = [file for file in app.registry.css_files if file[0] != "sphinx-thebe.css"]
 
 
+ICON = re.compile(r"fa-[a-z0-9-]+")
+ICON_RULE = re.compile(
+    r'(?:\.fa-[\w-]+:before,?)+\{content:"[^"]*"\}'
+)  # of the theme's style sheet, one for each of 1,900 icons
+
+
+SEARCH = re.compile(r'\s*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>')
+
+
+def without_unused_formulas(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Load no MathJax (1.3 MB) on a page without formulas: Sphinx does where any page below it has some."""
+    if 'class="math' not in str(context.get("body", "")):
+        context["script_files"] = [
+            one for one in context.get("script_files", []) if "tex-chtml" not in str(one.filename)
+        ]
+
+
+def slim(app: Sphinx, exception: Exception | None) -> None:
+    """Drop what the theme loads and no page uses: icons as JavaScript (1.5 MB), unused icons, the index of the search.
+
+    The style sheet has the icons as a font. The index (0.4 MB) is for results while one types, which are off; the page
+    of search results loads it itself.
+    """
+    script = Path(app.outdir, "_static/scripts/fontawesome.js")
+    if exception is not None or not script.is_file():
+        return
+    script.write_text("// Icons come from the font of the style sheet.\n", encoding="utf-8")
+    used: set[str] = set()
+    for path in (path for kind in ("*.html", "*.js") for path in Path(app.outdir).rglob(kind)):
+        text = path.read_text(encoding="utf-8")
+        used.update(ICON.findall(text))
+        if path.suffix == ".html" and path.stem != "search" and SEARCH.search(text):
+            path.write_text(SEARCH.sub("", text), encoding="utf-8")
+    style = Path(app.outdir, "_static/styles/pydata-sphinx-theme.css")
+    rules = style.read_text(encoding="utf-8")
+    kept = ICON_RULE.sub(lambda rule: rule[0] if used & set(ICON.findall(rule[0])) else "", rules)
+    style.write_text(kept, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register everything with Sphinx."""
     silence_thebe(app)
@@ -213,8 +320,15 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("trust-tables", TrustTables)
     app.add_directive("benchmark-tables", BenchmarkTables)
     app.add_directive("requirements-tables", RequirementsTables)
+    app.add_directive("companion", Companion)
+    app.add_directive("status-tables", StatusTables)
+    app.add_directive("chapter-table", ChapterTable)
+    app.add_node(FoldedCode, html=(open_fold, close_fold))
+    app.add_transform(FoldCells)
     app.add_directive("teaching-times", TeachingTimes)
     app.add_directive("kept-tables", KeptTables)
     app.connect("config-inited", set_buttons)
+    app.connect("html-page-context", without_unused_formulas, priority=900)
+    app.connect("build-finished", slim)
     app.connect("builder-inited", set_source_branch, priority=900)  # after the theme set its branch
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,9 +1,11 @@
-"""Claims as MyST text: a row for each with the paper's effect beside ours, and everything behind it folded."""
+"""Claims as MyST text: the paper's effect beside ours, and what a verdict rests on, folded."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from itm_lab.evidence.ledger import OLD_PROTOCOL, TABLES, VERDICTS, Ledger, Verdict
@@ -13,6 +15,7 @@ from itm_lab.publish.markdown import badge, escape, joined, table
 from itm_lab.records.rules import RECALLS
 
 SHOWN = {"CCR_CCS": "CCR/CCS"}
+CHAPTERS = {"MMCA": "08_mmca", "DCPA": "09_dcpa", "AOQ": "10_aoq", "CCR_CCS": "11_ccr_ccs"}
 DATASETS = {
     "scenes": "Scenes",
     "flickr8k": "Flickr8k",
@@ -28,6 +31,7 @@ STATUS = {
     "text_only": "stated in the text, without a number",
     "analytic": "derived, not measured",
 }
+STATUSES = {"holds": "held", "fails": "failed", "open": "open", "level": "level", NOT_COMPARABLE: NOT_COMPARABLE}
 MARKS = {"holds": "✓", "fails": "✗", "open": "?", "level": "=", NOT_COMPARABLE: "≠"}
 HEADS = ["claim", "what it says", "the paper's effect", "ours", "verdict", "on"]
 WHOLE = "\N{NON-BREAKING HYPHEN}"  # a claim's name stays on one line
@@ -71,36 +75,44 @@ def base_metric(metric: str) -> str:
 
 
 def overview(ledger: Ledger) -> Iterator[str]:
-    """How many claims of each paper have which verdict, then paper by paper a row for each claim."""
+    """How many claims of each paper have which verdict, then paper by paper every claim, folded."""
     papers = papers_of(ledger.claims)
     yield from at_a_glance(ledger, papers)
     for paper, names in papers.items():
         yield f"## {SHOWN.get(paper, paper)}\n"
         page = f"results-{paper.lower().replace('_', '-')}"
-        yield f"Drawing, rules and every comparison: {{doc}}`/book/{page}`.\n"
-        yield from claim_table(ledger, names)
+        yield f"Effects as a drawing, beside the paper's tables: {{doc}}`/book/{page}`.\n"
+        for name in names:
+            yield from claim_details(ledger, name, ledger.claims[name])
 
 
 def foundations(ledger: Ledger, about: Mapping[str, str]) -> Iterator[str]:
-    """The claims of part I on one page: a row for each, then what is behind it. about: paper → who wrote it."""
+    """The claims of part I on one page, folded. about: paper → who wrote it."""
     papers = papers_of(ledger.foundations)
     yield from at_a_glance(ledger, papers)
     for paper, names in papers.items():
         yield f"## {paper}\n"
         yield about[paper]
-        yield from claim_table(ledger, names)
         for name in names:
             yield from claim_details(ledger, name, ledger.foundations[name])
 
 
 def paper_claims(ledger: Ledger, paper: str) -> Iterator[str]:
-    """The claims of one paper: all effects as a drawing, a row for each claim, then what is behind it."""
-    names = papers_of(ledger.claims)[paper]
+    """The claims of one paper: all effects as a drawing, a row for each claim."""
     yield "## The claims\n"
     yield from drawing(ledger, paper)
-    yield from claim_table(ledger, names)
-    for name in names:
-        yield from claim_details(ledger, name, ledger.claims[name])
+    yield from claim_table(ledger, papers_of(ledger.claims)[paper])
+
+
+@lru_cache(maxsize=4)
+def titles(ledger: Ledger) -> dict[str, str]:
+    """Claim → its name in contents and tables."""
+    return ledger.read("claim_titles")
+
+
+def chapter_of(claim: Mapping[str, Any]) -> str:
+    """The chapter that a claim belongs to."""
+    return claim.get("chapter") or CHAPTERS[claim["paper"]]
 
 
 def papers_of(claims: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -125,17 +137,20 @@ def at_a_glance(ledger: Ledger, papers: Mapping[str, Sequence[str]]) -> Iterator
 
 def claim_table(ledger: Ledger, names: Iterable[str]) -> Iterator[str]:
     """Claim, the paper's effect, ours with its interval, verdict, dataset."""
-    claims = ledger.claims | ledger.foundations
     lines = []
     for name in names:
         one = ledger.verdict(name)
-        effects = effects_of(ledger, one)
         dataset = "–" if one.verdict == "not run" else DATASETS[one.dataset]
         link = f"{{ref}}`{name.replace('-', WHOLE)} <claim-{name.lower()}>`"
-        ours = OLD_PROTOCOL if OLD_PROTOCOL in one.reason else our_cell(effects)
-        cells = [paper_cell(effects), ours, badge(one.verdict), dataset]
-        lines.append([link, escape(claims[name]["claim"]), *cells])
+        paper, ours = cells(ledger, one)
+        lines.append([link, titles(ledger)[name], paper, ours, badge(one.verdict), dataset])
     yield from table(HEADS, lines)
+
+
+def cells(ledger: Ledger, one: Verdict) -> tuple[str, str]:
+    """The paper's effect and ours."""
+    effects = effects_of(ledger, one)
+    return paper_cell(effects), OLD_PROTOCOL if OLD_PROTOCOL in one.reason else our_cell(effects)
 
 
 def paper_cell(effects: Effects) -> str:
@@ -162,12 +177,14 @@ def bracket(one: ComparisonResult) -> str:
 
 
 def claim_details(ledger: Ledger, name: str, claim: Mapping[str, Any]) -> Iterator[str]:
-    """One claim under a heading of its own, everything about it folded."""
+    """One claim under a heading of its own, which contents show; everything about it folded."""
     rule, verdicts = ledger.rules[name], ledger.verdicts(name)
     decided = [one for one in verdicts if one.verdict != "not run"] or verdicts[:1]
-    yield f"(claim-{name.lower()})=\n### {name}\n"
+    paper, ours = cells(ledger, ledger.verdict(name))
+    yield f"(claim-{name.lower()})=\n### {name}: {titles(ledger)[name]}\n"
     yield " ".join(f"{badge(one.verdict)} on {DATASETS[one.dataset]}" for one in decided) + "\n"
-    yield f"````{{dropdown}} {escape(claim['claim'])}"
+    yield "````{dropdown} The claim, the paper's evidence and our rule"
+    yield f"{escape(claim['claim'])}\n"
     status = STATUS.get(claim["in_paper_status"])
     yield f"- **The paper's evidence.** {escape(claim['evidence'])}" + (f" ({status})." if status else ".")
     if rule["kind"] != "table" and (printed := ledger.printed(name)):
@@ -177,27 +194,43 @@ def claim_details(ledger: Ledger, name: str, claim: Mapping[str, Any]) -> Iterat
     if "caveat" in claim:
         yield f"- **Note.** {escape(claim['caveat'])}"
     yield f"- **Our rule.** {escape(rule['words'])} {needed(rule)}"
+    if (paper, ours) != ("–", "–"):
+        yield f"- **Effect.** The paper's: {paper}. Ours: {ours}."
     for one in decided:
-        yield from our_evidence(one)
+        yield from our_evidence(one, chapter_of(claim))
     for one in verdicts:
         if one not in decided:
             yield f"- **Not run** on {DATASETS[one.dataset]}: {escape(one.reason)}."
     yield "````\n"
 
 
-def our_evidence(one: Verdict) -> Iterator[str]:
-    """What a verdict rests on: every comparison with its interval, its seeds and the checks of the protocol."""
+def our_evidence(one: Verdict, chapter: str) -> Iterator[str]:
+    """What a verdict rests on: how many comparisons came out how, and where all of them stand."""
     where = DATASETS[one.dataset]
     if one.verdict == "not run":
         yield f"- **Our evidence.** None on {where}: {escape(one.reason)}."
         return
+    link = (
+        f"{{ref}}`Every comparison <evidence-{one.id.lower()}>` stands on the companion page of chapter {chapter[:2]}."
+    )
     if one.dataset == TABLES:
-        yield f"- **Our evidence.** {printed_held(one.findings)}"
+        yield f"- **Our evidence.** {printed_held(one.findings)} {link}"
         return
-    yield f"- **Our evidence on {where}**, from {len(one.receipts)} receipts:"
-    for finding in one.findings:
-        remarks = "".join(f"; {escape(remark)}" for remark in finding.remarks())
-        yield f"  - {MARKS[finding.status]} {escape(str(finding))}, expected {finding.expected}{remarks}"
+    counted = Counter(finding.status for finding in one.findings)
+    told = joined([f"{number} {STATUSES[status]}" for status, number in counted.items()])
+    number = len(one.findings)
+    yield (
+        f"- **Our evidence on {where}**, from {len(one.receipts)} receipts. Of {number} comparison{'s' * (number > 1)}: {told}. {link}"
+    )
+
+
+def comparison_table(findings: Iterable[ComparisonResult]) -> Iterator[str]:
+    """Every comparison with its interval, what it should be, and what a reader must know beside it."""
+    rows = []
+    for one in findings:
+        told, expected = escape(str(one)), one.expected
+        rows.append([MARKS[one.status], told, expected, escape("; ".join(one.remarks())) or "–"])
+    yield from table(["", "comparison", "expected", "remarks"], rows)
 
 
 def printed_held(findings: Iterable[ComparisonResult]) -> str:

@@ -14,7 +14,7 @@ from itm_lab.evidence.ledger import OLD_PROTOCOL, Ledger
 from itm_lab.evidence.statistics import Interval, seed_interval
 from itm_lab.evidence.verdicts import row_name
 from itm_lab.publish import claims_page
-from itm_lab.publish.claims_page import DATASETS, figures, label
+from itm_lab.publish.claims_page import DATASETS, chapter_of, figures, label
 from itm_lab.publish.judgements_page import judgements_fragment
 from itm_lab.publish.markdown import escape, joined, table
 from itm_lab.publish.photographs_page import photographs_fragment
@@ -25,7 +25,6 @@ from itm_utils.errors import input_error
 
 __all__ = ["OTHERS", "escape", "figures", "open_ledger", "page"]
 
-CHAPTERS = {"MMCA": "08_mmca", "DCPA": "09_dcpa", "AOQ": "10_aoq", "CCR_CCS": "11_ccr_ccs"}
 # The models that chapters build, in the settings they recommend; variants that take something away are not among them.
 MODELS = (
     "mean-pool",
@@ -82,12 +81,18 @@ def results_page(ledger: Ledger, paper: str) -> Iterator[str]:
     yield _about(ledger, {"paper": paper})
     yield from claims_page.paper_claims(ledger, paper)
     for name, body in content["tables"].items():
-        yield f"## {name.replace('_', ' ').capitalize()}: {escape(body['caption'])}\n"
+        yield f"## {heading(name)}: {escape(body['caption'])}\n"
         if "note" in body:
             yield f"{escape(with_full_stop(body['note']))}\n"
         for block in body["blocks"]:
             yield from block_table(ledger, paper, name, block)
     yield from text_table(ledger, paper)
+
+
+def heading(name: str) -> str:
+    """A table's name as the paper prints it: table_III → Table III."""
+    kind, _, number = name.partition("_")
+    return f"{kind.capitalize()} {number}"
 
 
 def text_table(ledger: Ledger, paper: str) -> Iterator[str]:
@@ -279,11 +284,9 @@ def with_full_stop(note: str) -> str:
 
 
 def _about(ledger: Ledger, claim: Mapping[str, Any]) -> str:
-    """Who wrote the paper of a claim, and a link to its chapter once that is part of the book."""
-    chapter = claim.get("chapter") or CHAPTERS[claim["paper"]]
+    """Who wrote the paper of a claim, with links to its chapter and to what stands behind the verdicts."""
+    chapter = chapter_of(claim)
     stem = chapter.split("_")[1]
     key = re.search(rf"@\w+{{(\w+\d{{4}}{stem}),", (ledger.root / "book/references.bib").read_text(encoding="utf-8"))
     cited = f"{{cite:t}}`{key[1]}`. " if key else ""
-    if f"notebooks/{chapter}\n" in (ledger.root / "_toc.yml").read_text(encoding="utf-8"):
-        return f"{cited}Chapter: {{doc}}`/notebooks/{chapter}`.\n"
-    return f"{cited}Chapter {chapter[:2]} is being written.\n"
+    return f"{cited}Chapter: {{doc}}`/notebooks/{chapter}`, companion: {{doc}}`/book/companions/{chapter}`.\n"

@@ -1,4 +1,4 @@
-"""The words of the book: a deny-list over code, comments and messages, so that private terms do not come back."""
+"""The words of the book: a deny-list over code, comments, messages and pages, so that private terms do not come back."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def read_vocabulary() -> dict:
 
 
 def denied_words(root: Path) -> Iterator[str]:
-    """One line for each denied word in the checked folders: file, line number, what to write."""
+    """One line for each denied word in the checked files: file, line number, what to write."""
     vocabulary = read_vocabulary()
     words = [
         DeniedWord(entry["deny"], re.compile(rf"(?<![\w-])(?:{entry['deny']})(?![\w-])", re.IGNORECASE), entry["write"])
         for entry in vocabulary["words"]
     ]
-    for folder in vocabulary["checked"]:
-        for path in sorted((root / folder).rglob("*")):
+    for pattern in vocabulary["checked"]:
+        for path in sorted(root.glob(pattern)):
             place = path.relative_to(root).as_posix()
             if path.suffix in SUFFIXES and place not in vocabulary["skipped"] and "__pycache__" not in path.parts:
                 excused = {

@@ -55,16 +55,22 @@ def test_no_module_finds_the_repository_by_climbing_from_its_own_file() -> None:
                 assert not ("__file__" in line and ("parents[" in line or ".parent.parent" in line)), path
 
 
-def test_no_denied_word_in_the_packages() -> None:
+def test_no_denied_word_in_packages_and_pages() -> None:
     assert list(denied_words(ROOT)) == []
+    assert all(any(ROOT.glob(pattern)) for pattern in read_vocabulary()["checked"])
 
 
 def test_a_denied_word_is_found_and_its_replacement_named(tmp_path: Path) -> None:
-    for folder in read_vocabulary()["checked"]:
-        (tmp_path / folder).mkdir()
+    for folder in ("itm_utils/data", "book/companions"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "itm_utils/new.py").write_text("# a dearer pair\nfirst_look = 1\nclear = 2\n")
+    (tmp_path / "itm_utils/data/deep.py").write_text("# two dice\n")
+    (tmp_path / "book/companions/page.md").write_text("A clear page.\nIn the little world.\n")
+    (tmp_path / "README.md").write_text("A golden case.\n")
     found = list(denied_words(tmp_path))
-    assert len(found) == 2
+    places = ("itm_utils/data/deep.py:1:", "book/companions/page.md:2:", "README.md:1:")
+    assert [sum(line.startswith(place) for line in found) for place in places] == [1, 1, 1] and len(found) == 5
+    found = [line for line in found if line.startswith("itm_utils/new.py")]
     assert found[0].startswith("itm_utils/new.py:1:") and "expensive" in found[0]
     assert found[1].startswith("itm_utils/new.py:2:") and "attention" in found[1]
 

@@ -21,7 +21,8 @@ from itm_lab.evidence.ledger import TABLES, VERDICTS, Ledger
 from itm_lab.evidence.statistics import Interval, two_way_bootstrap
 from itm_lab.evidence.verdicts import ComparisonResult, after_holm, pearson_interval, verdict_of
 from itm_lab.notebook_io import KERNELSPEC
-from itm_lab.publish.claims_page import effects_of
+from itm_lab.publish import companion_page
+from itm_lab.publish.claims_page import effects_of, titles
 from itm_lab.publish.forest import COLOURS, Row, forest
 from itm_lab.publish.ledger_pages import OTHERS, escape, figures, page, variant_of
 from itm_lab.records.checkout import Code
@@ -513,38 +514,43 @@ def test_the_page_says_what_the_ledger_says(root: Path) -> None:
     put(root, ALL, (280, 281, 279, 280, 281))
     ledger = Ledger(root)
     text = page(ledger, "foundations")
-    cards = dict(re.findall(r"### (\S+)\n(.*?)(?=\n\(claim-|\Z)", text, re.DOTALL))
+    cards = dict(re.findall(r"### (\S+): [^\n]+\n(.*?)(?=\n\(claim-|\Z)", text, re.DOTALL))
     assert set(cards) == set(ledger.foundations)
     for name, card in cards.items():
         word = ledger.verdict(name).verdict
         assert f"[{word}]{{.verdict .verdict-{word.replace(' ', '-')}}}" in card, name
     finding = ledger.verdict("VSEPP-01").findings[0]
-    assert f"✓ {escape(str(finding))}" in cards["VSEPP-01"]
     value, low, high = finding.interval
-    row = next(line for line in text.splitlines() if "<claim-vsepp-01>`" in line)
-    assert f"| {value:+.1f} \\[{low:+.1f}, {high:+.1f}\\] | [reproduced]" in row and row.endswith("| Scenes |")
+    assert f"Ours: {value:+.1f} \\[{low:+.1f}, {high:+.1f}\\]." in cards["VSEPP-01"]
+    assert "Of 1 comparison: 1 held. {ref}`Every comparison <evidence-vsepp-01>`" in cards["VSEPP-01"]
+    behind = "\n".join(companion_page.comparisons(ledger, "01_vsepp"))
+    assert f"| ✓ | {escape(str(finding))} | above 0 | " in behind and "(evidence-vsepp-01)=" in behind
     put(root, ALL, (310, 311, 309, 310, 311), folder="worse")
     for path in (root / "worse/01_vsepp").iterdir():
         shutil.copy(path, root / "receipts/01_vsepp")
     assert "[not reproduced]{.verdict" in page(Ledger(root), "foundations")
 
 
-def test_the_claims_page_has_a_row_for_each_claim(root: Path) -> None:
+def test_the_claims_page_names_every_claim_in_a_heading_and_folds_the_rest(root: Path) -> None:
     ledger = Ledger(root)
     text = page(ledger, "claims")
-    rows = re.findall(r"^\| \{ref\}`\S+ <claim-(\S+)>`", text, re.MULTILINE)
-    assert rows == [name.lower() for name in ledger.claims]
+    known = titles(ledger)
+    assert re.findall(r"^### (.+)$", text, re.MULTILINE) == [f"{name}: {known[name]}" for name in ledger.claims]
+    assert (
+        list(known) and set(known) == set(ledger.claims | ledger.foundations) and len(set(known.values())) == len(known)
+    )
+    assert re.findall(r"^\(claim-(\S+)\)=$", text, re.MULTILINE) == [name.lower() for name in ledger.claims]
+    assert text.count("````{dropdown}") == len(ledger.claims)
     assert text.count("[not run]{.verdict") == 62 and text.count("[reproduced]{.verdict") == 2  # once in the overview
 
 
-def test_a_papers_page_has_its_claims_as_headings_with_folded_details_and_a_drawing(root: Path) -> None:
+def test_a_papers_page_has_a_row_for_each_claim_and_a_drawing(root: Path) -> None:
     ledger = Ledger(root)
     for paper in ledger.results:
         text = page(ledger, paper)
         names = [name for name, claim in ledger.claims.items() if claim["paper"] == paper]
-        assert re.findall(r"^### (\S+-\d+)$", text, re.MULTILINE) == names  # in the contents of the page
-        assert re.findall(r"^\(claim-(\S+)\)=$", text, re.MULTILINE) == [name.lower() for name in names]
-        assert text.count("````{dropdown}") == len(names)
+        rows = re.findall(r"^\| \{ref\}`\S+ <claim-(\S+)>`", text, re.MULTILINE)
+        assert rows == [name.lower() for name in names]
         ((name, drawn),) = figures(ledger, paper).items()
         assert f"```{{figure}} /book/img/{name}\n:alt: Effects in points for" in text
         assert drawn == figures(ledger, paper)[name] and "<svg" in drawn and "no run yet" in drawn

@@ -1,4 +1,4 @@
-"""The page "The little world" says what the benchmarks measured, and the measurements keep the issue's promises."""
+"""The page on Scenes says what the benchmarks measured, and the measurements keep the issue's promises."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_the_numbers_in_the_text(page, dataset, probes):
     statistics, oracle, regions = dataset["statistics"], dataset["oracle"], dataset["regions"]
     expected = [
         f"{statistics['families']} families in all",
-        f"{dataset['spec']['knobs']['regions']} boxes a picture",
+        f"{dataset['spec']['knobs']['regions']} boxes an image",
         f"({regions['toys_found']:.1f} % of them with an IoU above 0.5)",
         f"has {regions['relevant_regions_a_phrase']:.1f} relevant regions on average",
         f"({dataset['weights_kilobytes']} kB)",
-        f"true of {oracle['ambiguity']:.2f} of the 500 test pictures on average",
+        f"true of {oracle['ambiguity']:.2f} of the 500 test images on average",
         f"{probes['fits_one']:.0f} % of the captions fit exactly one",
         f"The vocabulary has {statistics['vocabulary']} words",
         f"({dataset['megabytes']['all']:.0f} MB)",
@@ -89,7 +89,7 @@ def test_the_numbers_in_the_text(page, dataset, probes):
         f"| noun phrases a caption | {statistics['phrases_a_caption']:.2f} |",
         f"made with seed {dataset['spec']['seed']},",
         f"| toys a noun phrase | {statistics['toys_a_phrase']:.2f} |",
-        "| pictures (train / dev / test) | " + " / ".join(f"{n:,}" for n in statistics["pictures"].values()),
+        "| images (train / dev / test) | " + " / ".join(f"{n:,}" for n in statistics["pictures"].values()),
         "size | " + " / ".join(f"{statistics['phrases_with'][name]:.0f} %" for name in ("colour", "pattern", "size")),
         "place | " + " / ".join(f"{statistics['captions_with'][name]:.0f} %" for name in ("a relation", "a place")),
     ]
@@ -121,7 +121,7 @@ def test_attention_has_room(page, dataset):
 
 def test_the_knobs_table(page):
     knobs = read("scenes_knobs.json")
-    assert f"; {knobs['train']} training pictures" in page
+    assert f"; {knobs['train']} training images" in page
     assert f"fixed on generator seed {knobs['generator_seed']}." in page
     for name, row in knobs["changes"].items():
         values = [fmean(row[probe]["rsum"]) for probe in ("mean pool", "attention")]
