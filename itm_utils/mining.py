@@ -245,7 +245,7 @@ class _Mining:
         self.images.merge()
         if distributed.is_main():
             tensors = {"texts": self.texts.keys, "images": self.images.keys}
-            info = {"mining": self.facts, "done": sorted(done), "seconds": self.seconds}
+            info = {"mining": self.facts, "done": sorted(done), "steps": len(done), "seconds": self.seconds}
             write_checkpoint(self.checkpoint, tensors, info)
 
     def _resume(self) -> set[int]:

@@ -37,6 +37,7 @@ LIBRARY = {
     "metrics": "recall and ranks, several positives, attention precision, recall and F1",
     "training": "the loop, schedules, stages, checkpoints",
     "scoring": "all pairs within a memory budget",
+    "distributed": "several processes as one: shares of a batch, gathered with gradients",
     "data": "precomputed features, captions, text encoders, phrases with boxes, batches",
     "matcher": "the types that models, objectives and metrics share",
     "digests": "what files hold, remembered",

@@ -207,18 +207,17 @@ def together(work: str, out: Path, *arguments: object, count: int = 2, **environ
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
-    shared |= {"MASTER_PORT": str(port)}
-    shared = {"OMP_NUM_THREADS": "1", **environment, **(shared if count > 1 else {})}
     paths = os.pathsep.join(map(str, [HERE.parent, HERE.parents[1]]))
+    given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **environment}
+    launched = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, str(HERE), work, str(out), *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return [
-        subprocess.Popen(
-            command, env=os.environ | shared | {"RANK": str(n), "LOCAL_RANK": str(n), "PYTHONPATH": paths}, **pipes
-        )
-        for n in range(count)
-    ]
+    running = []
+    for number in range(count):
+        own = launched | {"RANK": str(number), "LOCAL_RANK": str(number)} if count > 1 else {}
+        running.append(subprocess.Popen(command, env=os.environ | given | own, **pipes))
+    return running
 
 
 def finished(running: Sequence[subprocess.Popen], timeout: float = 3600) -> list[str]:
