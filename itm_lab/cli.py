@@ -211,6 +211,7 @@ def run_experiments(
     ] = False,
     show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="Train each run on so many GPUs, or processes of a CPU.")] = 1,
     receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
     dirty: Annotated[
         bool, typer.Option("--dirty", help="Start from uncommitted changes, too; no verdict counts such runs.")
@@ -221,7 +222,7 @@ def run_experiments(
 ) -> None:
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
     if queue:
-        if experiments or table or parameter or seeds or search or grid:
+        if experiments or table or parameter or seeds or search or grid or processes > 1:
             raise ItmError(
                 "itm run --queue: its file says what is run; only --jobs, --receipts, --dirty and --dry-run go with it"
             )
@@ -262,10 +263,11 @@ def run_experiments(
 
     if not dirty:
         check_clean(root, planned, results)
-    at_a_time = jobs or (2 if all(job.parameters["device"] == "cpu" for job in planned) else 1)
+    alone = processes == 1 and all(job.parameters["device"] == "cpu" for job in planned)
+    at_a_time = jobs or (2 if alone else 1)
     while selections:
         while searches:  # a search may go on beyond the ends of its grid
-            if runner.run_jobs(searches, results, at_a_time):
+            if runner.run_jobs(runner.with_processes(searches, processes), results, at_a_time):
                 raise typer.Exit(1)
             searches = search_runs(selections, results)
         for selection in selections:
@@ -273,7 +275,7 @@ def run_experiments(
         selections = plan_searches(*asked, parameter or [], results)
         searches = search_runs(selections, results)
         planned = plan(*asked, seeds, parameter or [], [], [], results)
-    failed = runner.run_jobs(planned, results, at_a_time)
+    failed = runner.run_jobs(runner.with_processes(planned, processes), results, at_a_time)
     if not failed and not search and not grid:
         for line in table_of(results, run_ensembles(planned, results)):
             typer.echo(line)

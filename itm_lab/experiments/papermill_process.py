@@ -3,10 +3,16 @@
 Papermill itself waits for the kernel to tidy up, for two to three seconds. All that a chapter leaves is on disk by then.
 
 usage: python -m itm_lab.experiments.papermill_process [ARGUMENT …]      (as ``papermill``)
+
+Of several processes that train together each runs the notebook; the executed copy of the first is that of the run, and
+the others have one each beside it.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from nbformat import NotebookNode
@@ -25,6 +31,15 @@ class PromptEngine(NBClientEngine):
         return super().execute_managed_notebook(nb_man, kernel_name, *given, shutdown_kernel="immediate", **named)
 
 
+def own_output(arguments: list[str], rank: int) -> list[str]:
+    """The arguments of papermill with a copy of its own for every process but the first: INPUT OUTPUT …"""
+    if not rank:
+        return arguments
+    output = Path(arguments[1])
+    return [arguments[0], str(output.with_name(f"{output.stem}-process-{rank + 1}.ipynb")), *arguments[2:]]
+
+
 if __name__ == "__main__":
+    sys.argv[1:] = own_output(sys.argv[1:], int(os.environ.get("RANK", "0")))
     papermill_engines.register(None, PromptEngine)  # None: where no other engine is asked for
     papermill(prog_name="papermill")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
@@ -41,6 +41,7 @@ from itm_lab.records.scores import read_scores
 from itm_lab.records.training import SEARCH_RECORD
 from itm_utils.cache import cache_root
 from itm_utils.data.precomp import PrecompSplit
+from itm_utils.distributed import LEAST
 from itm_utils.errors import ItmError, input_error, printable
 from itm_utils.progress import interactive
 from itm_utils.training import Stage
@@ -50,10 +51,14 @@ SEARCH_SEED = 100  # settings are chosen with a seed that no table uses
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run of one experiment. parameters: all of the notebook, as they will be."""
+    """One run of one experiment.
+
+    parameters: all of the notebook, as they will be. processes: how many train it together; no number depends on it.
+    """
 
     experiment: Experiment
     parameters: dict[str, Any]
+    processes: int = 1
 
     @property
     def root(self) -> Path:
@@ -393,6 +398,8 @@ def start(job: Job) -> subprocess.Popen:
     environment = environment_of(job.parameters) | {SEARCH_RECORD: os.pathsep.join(job.experiment.records)}
     with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
         command = ["itm_lab.experiments.papermill_process", *job.command()[1:]]
+        if job.processes > 1:
+            command = ["itm_lab.experiments.launch", str(job.processes), *command]
         return start_dependent(command, stdout=log, stderr=subprocess.STDOUT, cwd=job.root, env=environment)
 
 
@@ -471,6 +478,18 @@ class TableRow(NamedTuple):
     def is_same_split(self, receipt: Mapping[str, Any]) -> bool:
         """Whether a receipt is of this split, as far as its name tells."""
         return all(receipt["dataset"][name] == self.dataset[name] for name in ("name", "split"))
+
+
+def with_processes(jobs: Sequence[Job], count: int) -> list[Job]:
+    """The same runs, each trained by so many processes; refused where these cannot have a GPU each, or rows to share."""
+    gpus, least = torch.cuda.device_count(), LEAST * count
+    for job in jobs if count > 1 else ():
+        if job.parameters["device"] != "cpu" and 0 < gpus < count:
+            raise input_error("--processes", str(count), f"at most {gpus}, one for each GPU, or -p device=cpu")
+        if job.parameters["batch_size"] < least:
+            found = f"{count} for batches of {job.parameters['batch_size']}"
+            raise input_error("--processes", found, f"at least {LEAST} rows of a batch for each")
+    return [replace(job, processes=count) for job in jobs] if count > 1 else list(jobs)
 
 
 def shown(job: Job) -> str:

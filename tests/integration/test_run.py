@@ -715,6 +715,55 @@ def test_a_paper_scale_experiment_runs_to_a_receipt_and_a_row(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_two_processes_train_one_run(tmp_path: Path) -> None:
+    """To the ranks of one process, and to one receipt; each has its executed notebook."""
+    data = fake(tmp_path / "f30k", "test")
+    one, two = (
+        command("vsepp/f30k/vsepp", data, tmp_path / name, "variant=VSE++", "epochs=2") for name in ("one", "two")
+    )
+    finished(one)
+    finished([*two, "--processes", "2"])
+    receipts = [
+        [read_receipt(path) for path in (tmp_path / name / "receipts").rglob("*.json")] for name in ("one", "two")
+    ]
+    ((first,), (second,)) = receipts
+    assert (
+        first["ranks"] == second["ranks"] and first["training"]["captions_seen"] == second["training"]["captions_seen"]
+    )
+    notebooks = sorted(path.name for path in (tmp_path / "two/run/s0").glob("*.ipynb"))
+    assert notebooks == ["01_vsepp-process-2.ipynb", "01_vsepp.ipynb"]
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_dies_and_the_run_goes_on(tmp_path: Path) -> None:
+    arguments = command("vsepp/f30k/vsepp", fake(tmp_path / "f30k", "test"), tmp_path, "epochs=100000")
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    started = subprocess.Popen([*arguments, "--processes", "2"], cwd=ROOT, **pipes)
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.rglob("step-*.safetensors")):
+        assert started.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    family = psutil.Process(started.pid).children(recursive=True)
+    workers = [process for process in family if any("papermill_process" in word for word in process.cmdline())]
+    victim = next(process for process in workers if process.environ().get("RANK") == "1")
+    victim.kill()
+    said = started.communicate(timeout=60)[1]
+    assert started.returncode == 1 and "failed: process 2 of 2 was killed by SIGKILL; the others were ended" in said
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    step = int(max(tmp_path.rglob("step-*.safetensors")).stem.removeprefix("step-"))
+    again = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while running_step(tmp_path) <= step:
+        assert again.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(again.pid, signal.SIGTERM)
+    assert again.wait(60) == 2
+
+
+def running_step(folder: Path) -> int:
+    return max(running.last_step(log) for log in folder.rglob("log.jsonl"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_goes_on_training_when_the_command_has_ended(number: signal.Signals, tmp_path: Path) -> None:
     arguments = command("vsepp/f30k/vsepp", fake(tmp_path / "f30k", "test"), tmp_path, "epochs=100000")
