@@ -418,6 +418,7 @@ def finish(job: Job, process: subprocess.Popen, results: Path, again: bool = Fal
     log = job.folder / "papermill.log"
     if process.returncode:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        lines = [line for line in lines if not line.startswith("[IPKernelApp]")]  # a kernel that outlived its parent
         said = printable(lines[-1]) if lines else "no output"  # a log may hold anything, commands of a terminal too
         tqdm.write(f"{job.label}: failed: {said}\n  log: {log}", file=sys.stderr)
         return False
