@@ -25,7 +25,7 @@ TEMPLATE = """\
 {%- block html_head_js -%}{%- endblock -%}
 {%- block html_head_js_mathjax -%}
 <script>MathJax = {tex: {inlineMath: [["$", "$"]], displayMath: [["$$", "$$"]], processEscapes: true}};</script>
-<script defer src="reveal/tex-svg-full.js"></script>
+<script defer src="reveal/tex-chtml-full.js"></script>
 {%- endblock -%}
 {%- block footer_js -%}
 <script src="reveal/dist/reveal.js"></script>
@@ -52,7 +52,8 @@ def write_slides(root: Path, chapter: Path, folder: Path) -> Path:
     write_text(folder / f"{chapter.stem}.html", html)
     images.write(folder)
     shutil.copytree(root / VENDOR / "reveal", folder / "reveal", dirs_exist_ok=True)
-    shutil.copyfile(root / VENDOR / "tex-svg-full.js", folder / "reveal/tex-svg-full.js")
+    shutil.copyfile(root / VENDOR / "tex-chtml-full.js", folder / "reveal/tex-chtml-full.js")
+    shutil.copytree(root / VENDOR / "output", folder / "reveal/output", dirs_exist_ok=True)  # the fonts of formulas
     return folder / f"{chapter.stem}.html"
 
 

@@ -118,7 +118,8 @@ def test_a_course_folder_holds_what_a_class_needs(course: Path) -> None:
     assert html.count("<section") > 8
     assert 'src="http' not in html
     assert 'href="http' not in html.split("</head>")[0]
-    for file in ("reveal/dist/reveal.js", "reveal/dist/reveal.css", "reveal/tex-svg-full.js"):
+    fonts = "reveal/output/chtml/fonts/woff-v2/MathJax_Main-Regular.woff"
+    for file in ("reveal/dist/reveal.js", "reveal/dist/reveal.css", "reveal/tex-chtml-full.js", fonts):
         assert (course / "slides" / file).is_file()
     with pytest.raises(ItmError, match="not empty"):
         course_module.make_course(ROOT, course, [CHAPTER])
