@@ -35,7 +35,7 @@ def test_every_chapter_that_only_trains(notebook: str, tmp_path: Path, monkeypat
     """All cells with ``teach: false``; the trained model stays on the device, so that a CPU tensor beside it fails."""
     names = run_on_device(notebook, tmp_path, monkeypatch, teach=False, **cheap(notebook))
     model = names.get("model")
-    if notebook != "clinic":  # it trains nothing
+    if notebook not in ("12_scoring_fast", "clinic"):  # these train nothing
         assert isinstance(model, Matcher)
         assert {parameter.device for parameter in model.parameters()} == {DEVICE}
 
