@@ -11,4 +11,8 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const box of document.querySelectorAll("pre, .pst-scrollable-table-container, .cell_output .output, .drawn, mjx-container[display=true]")) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   }
+  // So can tables that a script draws later.
+  const reach = () => { for (const box of document.querySelectorAll(".dt-scroll-body:not([tabindex])")) box.tabIndex = 0; };
+  new MutationObserver(reach).observe(document.body, { childList: true, subtree: true });
+  reach();
 });
