@@ -92,7 +92,7 @@ def is_whole(folder: Path) -> bool:
     """Whether the folder was finished and every byte is in place; bytes are read again once a size or time has changed."""
     try:
         state = _sizes_and_times(folder)
-        if state and _verified.get(folder) == state:
+        if _verified.get(folder) == state:
             return True
         files = read_manifest(folder)["files"]
         named = files.keys() | {"manifest.json"}
