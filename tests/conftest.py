@@ -1,30 +1,24 @@
-"""Small data in the real file format, and the matchers that every generic test goes through."""
+"""Small data in the real file format, and the order in which two workers do the tests."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
-import pkgutil
-import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from small_models import TOKEN_DIM
 from toy_dataset import write_toy_dataset
 
-import itm_utils.models
 from itm_utils.data.batches import PairDataset, WordCaptions
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.data.vocabulary import Vocabulary
-from itm_utils.matcher import Matcher, TextBatch
+from itm_utils.matcher import TextBatch
 
 # Two threads on two busy cores wait for each other; one thread a process is faster and repeatable.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-TOKEN_DIM = 12  # width of the toy token states
 # Tests of these files share runs that take minutes: one worker does all of a file, and begins with it.
 TOGETHER = ("test_paper_scale.py",)
 # Many short tests that share nothing: any worker does the next one.
@@ -84,41 +78,3 @@ class WordsAndStates(WordCaptions):
 def any_pairs(toy_train: PrecompSplit, toy_vocabulary: Vocabulary) -> PairDataset:
     """Training pairs for any matcher."""
     return PairDataset(toy_train, WordsAndStates(toy_train, toy_vocabulary))
-
-
-def exported(kind: type | None = None) -> list:
-    """Every class or function that the chapters export, optionally only subclasses of ``kind``."""
-    found = []
-    for module in pkgutil.iter_modules(itm_utils.models.__path__):
-        loaded = importlib.import_module(f"itm_utils.models.{module.name}")
-        for value in vars(loaded).values():
-            if getattr(value, "__module__", None) != loaded.__name__:
-                continue
-            if kind is None or (inspect.isclass(value) and issubclass(value, kind)):
-                found.append(value)
-    return found
-
-
-def whole_matchers() -> list[type[Matcher]]:
-    """Exported matchers that are built by their own constructor and are no base of another: the models of the book."""
-    found = [matcher for matcher in exported(Matcher) if matcher.__init__ is not Matcher.__init__]
-    return [matcher for matcher in found if not any(o is not matcher and issubclass(o, matcher) for o in found)]
-
-
-def small(matcher: type[Matcher], vocabulary_size: int, image_dim: int, **options: Any) -> Matcher:
-    """A matcher of a few units, built from the arguments that all of them share, and ``options`` of its own."""
-    takes = inspect.signature(matcher).parameters
-    reads_words = "vocabulary_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    texts = {"vocabulary_size": vocabulary_size} if reads_words else {}
-    texts |= {"token_dim": TOKEN_DIM} if "token_dim" in takes else {}
-    if "intra" in takes:  # a model of two stages: sizes belong to the stages
-        stage = {"token_dim": TOKEN_DIM, "width": 8, "heads": 2, "feed_forward": 8}
-        stages = {name: stage | options.pop(name, {}) for name in ("intra", "inter")}
-        return matcher(image_dim=image_dim, **stages, **options)
-    heads = {"heads": 2} if "heads" in takes else {}
-    return matcher(image_dim=image_dim, **({"width": 8} | heads | texts | options))
-
-
-def listens_to_interrupts() -> None:
-    """For ``preexec_fn``: a shell starts its background jobs deaf to Ctrl-C, and they pass it on to their children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

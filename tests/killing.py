@@ -17,3 +17,8 @@ def die_at(owner: object, name: str, call: int) -> None:
         return original(*arguments, **settings)
 
     setattr(owner, name, mortal)
+
+
+def listens_to_interrupts() -> None:
+    """For ``preexec_fn``: a shell starts its background jobs deaf to Ctrl-C, and they pass it on to their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from conftest import TOKEN_DIM, exported, small, whole_matchers
+from small_models import TOKEN_DIM, exported, small, whole_matchers
 from torch import Tensor
 
 from itm_utils.matcher import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import exported, small
+from small_models import exported, small
 from contract_cases import CASES, DEFAULTS, MATCHERS, REGIONS, WORDS, Case, encode, image_batch, pair_batch, text_batch
 from torch import Tensor
 

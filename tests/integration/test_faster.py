@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from small_models import small
 
 from itm_utils.data.batches import PairDataset
 from itm_utils.errors import ItmError

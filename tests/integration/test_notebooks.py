@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import listens_to_interrupts
+from killing import listens_to_interrupts
 from nbformat import NotebookNode, v4
 from papermill.cli import papermill
 from PIL import Image

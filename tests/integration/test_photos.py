@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from conftest import small, whole_matchers
+from small_models import small, whole_matchers
 from killed_photos import Tiny
 from PIL import Image
 from typer.testing import CliRunner, Result

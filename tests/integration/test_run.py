@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 import yaml
-from conftest import listens_to_interrupts
+from killing import listens_to_interrupts
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import small, whole_matchers
+from small_models import small, whole_matchers
 
 from itm_lab.scenes import scenes_folder
 from itm_lab.scenes.phrases import scenes_grounding

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from conftest import TOKEN_DIM
+from small_models import TOKEN_DIM
 from notebook_cells import run_cells
 from second_device import DEVICE, counting
 from torch import Tensor

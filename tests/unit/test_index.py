@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from conftest import small, whole_matchers
+from small_models import small, whole_matchers
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner, Result
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from small_models import small
 from killed_mining import SETTINGS, Counting, open_toy
 from torch import Tensor
 from toy_dataset import write_toy_dataset
