@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_models import exported, small
 from contract_cases import CASES, DEFAULTS, MATCHERS, REGIONS, WORDS, Case, encode, image_batch, pair_batch, text_batch
+from small_models import exported, small
 from torch import Tensor
 
 from itm_lab.finished_run import find_model

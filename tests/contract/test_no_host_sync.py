@@ -12,10 +12,10 @@ import pytest
 import second_device
 import torch
 from accelerate import Accelerator
-from small_models import small
 from contract_cases import CASES, DEFAULTS, OBJECTIVES, Case, made, pair_batch
 from count_syncs import scoring_syncs, step_syncs
 from second_device import DEVICE, Sync, counting
+from small_models import small
 from test_objectives import lacks_attention
 
 from itm_utils.data.batches import PairDataset

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 import typer
-from small_models import small, whole_matchers
 from killed_photos import Tiny
 from PIL import Image
+from small_models import small, whole_matchers
 from typer.testing import CliRunner, Result
 
 from itm_lab.cli import Group

@@ -12,9 +12,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from small_models import TOKEN_DIM
 from notebook_cells import run_cells
 from second_device import DEVICE, counting
+from small_models import TOKEN_DIM
 from torch import Tensor
 
 from itm_lab.evidence.tables import lab_table

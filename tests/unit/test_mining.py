@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_models import small
 from killed_mining import SETTINGS, Counting, open_toy
+from small_models import small
 from torch import Tensor
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
