@@ -14,9 +14,7 @@ from itm_lab.publish.build import pages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # Long ones first.
-PAGES = sorted(
-    pages_of(ROOT / "_toc.yml"), key=lambda name: (not name.startswith("notebooks/"), name)
-)
+PAGES = sorted(pages_of(ROOT / "_toc.yml"), key=lambda name: (not name.startswith("notebooks/"), name))
 GRAVE = ("critical", "serious")
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 SIMPLE, CHAPTER = 1_000_000, 4_000_000  # bytes of a page with all that it loads; of one with formulas or figures
