@@ -74,7 +74,7 @@ notebooks: $(STAMP)  # every chapter once, its stored outputs compared
 	@$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=300 -n 2 --dist loadscope notebooks
 
 pages: $(STAMP)  # the book from the committed outputs, warnings are errors; then every page in a browser, where one is installed
-	@$(BIN)/itm book build && $(BIN)/python -m pytest tests/browser
+	@$(BIN)/itm book build && $(BIN)/python -m pytest tests/browser -n 2
 
 serve: export ITM_PROGRESS = 1
 serve: $(STAMP)  ## JupyterLab on the chapters

@@ -19,6 +19,11 @@ from itm_utils.matcher import TextBatch
 # Two threads on two busy cores wait for each other; one thread a process is faster and repeatable.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch.manual_seed leaves a note for every kind of GPU that has not started yet, each with the stack of calls as text:
+# milliseconds, and in tests stacks are deep. Where there is no such GPU nobody will read it.
+for kind in (torch.cuda, torch.xpu, torch.mtia):
+    if not kind.is_available():
+        kind.manual_seed_all = lambda seed: None
 # Tests of these files share runs that take minutes: one worker does all of a file, and begins with it.
 TOGETHER = ("test_paper_scale.py",)
 # Many short tests that share nothing: any worker does the next one.

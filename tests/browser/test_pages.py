@@ -13,12 +13,40 @@ import pytest
 from itm_lab.publish.build import pages_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(pages_of(ROOT / "_toc.yml"))
+# Long ones first.
+PAGES = sorted(pages_of(ROOT / "_toc.yml"), key=lambda name: (not name.startswith("notebooks/"), name))
 GRAVE = ("critical", "serious")
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 SIMPLE, CHAPTER = 1_000_000, 4_000_000  # bytes of a page with all that it loads; of one with formulas or figures
 # In the dark only colours differ: one rule is asked again, all of them in the light.
-IN_THE_DARK = {"runOnly": ["color-contrast"]}
+CONTRAST, ALL_BUT_CONTRAST = {"runOnly": ["color-contrast"]}, {"rules": {"color-contrast": {"enabled": False}}}
+ALIKE = 2  # texts of one style whose contrast is computed: the words of code are thousands, in a dozen colours
+# Those texts: alike are elements of one tag, class, colour, background and place, in elements that are so, too.
+TEXTS = """(alike) => {
+  const known = new Map(), numbers = new Map(), counts = new Map(), chosen = new Set();
+  const number = (words) => numbers.get(words) ?? (numbers.set(words, numbers.size), numbers.size - 1);
+  const style = (node) => {
+    if (!node) return -1;
+    if (!known.has(node)) {
+      const css = getComputedStyle(node);
+      known.set(node, number([style(node.parentElement), node.tagName, ...["class", "disabled", "aria-disabled", "aria-hidden"].map(
+        (name) => node.getAttribute(name)), css.color, css.backgroundColor, css.backgroundImage, css.opacity, css.position,
+        css.fontSize, css.fontWeight, css.textShadow].join("|")));
+    }
+    return known.get(node);
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const node = texts.currentNode.parentElement, words = texts.currentNode.textContent.trim();
+    if (!words || chosen.has(node) || !node.checkVisibility({visibilityProperty: true})) continue;
+    const kind = `${style(node)} ${/[\\p{L}\\p{N}].|.[\\p{L}\\p{N}]/u.test(words)}`;  // axe excuses a single character
+    counts.set(kind, (counts.get(kind) ?? 0) + 1);
+    if (counts.get(kind) <= alike) chosen.add(node);
+  }
+  return [...chosen];
+}"""
+AXE = """([options, texts, alike]) => axe.run(
+  texts ? {include: eval(texts)(alike)} : document, {resultTypes: ["violations"], preload: false, ...options})"""
 OUTSIDE = """() => {
   const seen = (node) => { const box = node.getBoundingClientRect(); return box.width > 0 && box.height > 0; };
   const scrolls = (node) => node && (/(auto|scroll|hidden)/.test(getComputedStyle(node).overflowX) || scrolls(node.parentElement));
@@ -46,6 +74,7 @@ def axe_source() -> str:
 def tab(browser: Any) -> Iterator[Any]:
     """One tab for all pages, offline, that remembers errors of the console and what was loaded."""
     context = browser.new_context(viewport=DESKTOP, offline=True, reduced_motion="reduce")
+    context.set_default_timeout(120_000)  # a busy machine is no fault of the page
     page = context.new_page()
     page.add_init_script("localStorage.setItem('mode', 'light'); localStorage.setItem('theme', 'light');")
     page.errors = []
@@ -65,11 +94,9 @@ def visit(tab: Any, html: Path, name: str) -> None:
     tab.evaluate("() => window.MathJax && MathJax.startup ? MathJax.startup.promise.then(() => true) : true")
 
 
-def grave(tab: Any, options: dict[str, Any]) -> list[str]:
-    """Critical and serious findings of axe, a line each with the first places."""
-    found = tab.evaluate(
-        "(options) => axe.run(document, {resultTypes: ['violations'], preload: false, ...options})", options
-    )
+def grave(tab: Any, options: dict[str, Any], *texts: Any) -> list[str]:
+    """Critical and serious findings of axe, a line each with the first places; texts: which ones alone are looked at."""
+    found = tab.evaluate(AXE, [options, *(texts or (None, 0))])
     return [
         f"{one['impact']} {one['id']} ({len(one['nodes'])}): "
         + "; ".join(node["html"][:120] for node in one["nodes"][:3])
@@ -78,15 +105,22 @@ def grave(tab: Any, options: dict[str, Any]) -> list[str]:
     ]
 
 
+def too_pale(tab: Any) -> list[str]:
+    """Texts of too little contrast, in the theme that is shown: of every style some are looked at."""
+    return grave(tab, CONTRAST, TEXTS, ALIKE)
+
+
 def test_axe_finds_what_is_wrong(tab: Any, html: Path) -> None:
-    """The check itself: an image without alt text and grey on grey are found."""
+    """The check itself: an image without alt text and grey on grey are found, also where only what is around differs."""
     visit(tab, html, "book/licence")
-    tab.evaluate("""() => document.querySelector("article").insertAdjacentHTML(
-        "beforeend", "<img src='a.png'><p style='color: #bbb; background: #ccc'>words</p>")""")
     tab.evaluate(axe_source())
-    found = " ".join(grave(tab, {}))
-    assert "image-alt" in found and "color-contrast" in found
-    assert "color-contrast" in " ".join(grave(tab, IN_THE_DARK))
+    assert grave(tab, ALL_BUT_CONTRAST) == too_pale(tab) == []
+    fine = "<div><p style='color: #666'>words</p></div>"
+    add = "(html) => document.querySelector('article').insertAdjacentHTML('beforeend', html)"
+    tab.evaluate(add, "<img src='a.png'>" + 5 * fine)
+    assert "image-alt" in " ".join(grave(tab, ALL_BUT_CONTRAST)) and too_pale(tab) == []
+    tab.evaluate(add, fine.replace("<div", "<div style='background: #999'"))
+    assert "color-contrast (1)" in " ".join(too_pale(tab))
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -101,11 +135,11 @@ def test_page(tab: Any, html: Path, name: str) -> None:
     assert weight < (CHAPTER if rich else SIMPLE), f"{weight / 1e6:.2f} MB"
     at_desktop = tab.evaluate(OUTSIDE)
     tab.evaluate(axe_source())
-    in_light = grave(tab, {})
+    in_light = grave(tab, ALL_BUT_CONTRAST) + too_pale(tab)
     tab.evaluate(
         "() => { document.documentElement.dataset.theme = 'dark'; document.documentElement.dataset.mode = 'dark'; }"
     )
-    in_dark = grave(tab, IN_THE_DARK)
+    in_dark = too_pale(tab)
     tab.set_viewport_size(PHONE)
     on_phone = tab.evaluate(OUTSIDE)
     assert in_light == []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_runs import itm
 from toy_dataset import write_entities, write_toy_dataset
 
 from itm_lab.records.receipts import read_receipt
@@ -25,10 +24,7 @@ def test_a_paper_scale_run_asks_for_names_and_boxes_before_it_trains(tmp_path: P
 
     def run(**more) -> str:
         options = [word for name, value in (small | more).items() for word in ("-p", f"{name}={value}")]
-        itm = [str(Path(sys.executable).with_name("itm")), "run", "ccr_ccs/f30k/scan_baseline"]
-        command = [*itm, *options, "--receipts", str(tmp_path / "receipts")]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-        return ended.stdout + ended.stderr
+        return itm(ROOT, "run", "ccr_ccs/f30k/scan_baseline", *options, "--receipts", str(tmp_path / "receipts")).output
 
     assert "test_00000.txt: found no such file" in run()  # the ids of the split are not the names of Entities
     (data / "test_boxes.npy").rename(tmp_path / "boxes.npy")

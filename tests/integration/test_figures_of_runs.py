@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from forked_runs import forked_runs
 from nbformat import NotebookNode
 from PIL import Image
 from toy_dataset import write_entities, write_toy_dataset
@@ -71,7 +72,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, changes in RUNS.items():
         kept = {"variant": find_experiment(ROOT, name).settings["variant"], "photos": "photos"}  # the published name
         jobs += plan(root, [name], "", "", [f"{key}={value}" for key, value in (changes | kept).items()], [])
-    assert not run_jobs(jobs, root / "receipts", at_a_time=2)
+    with forked_runs():
+        assert not run_jobs(jobs, root / "receipts", at_a_time=2)
     return {job.experiment.name: job.folder for job in jobs}
 
 

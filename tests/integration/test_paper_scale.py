@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_runs import forked_runs, itm
 from small_photos import ROOT, TEST, write_small_book
 
 from itm_lab.evidence.ledger import Ledger
@@ -90,7 +91,8 @@ def finished(small_book: Path) -> Callable[[str], list[Job]]:
     def run(chapter: str) -> list[Job]:
         if chapter not in done:
             jobs = [job for name in RUNS[chapter][0] for job in plan(small_book, [name], "", "", options(name), [])]
-            failed = run_jobs(jobs, small_book / "made", at_a_time=2)
+            with forked_runs():
+                failed = run_jobs(jobs, small_book / "made", at_a_time=2)
             for job in failed:
                 print((job.folder / "papermill.log").read_text(encoding="utf-8")[-3000:])
             assert not failed
@@ -183,9 +185,9 @@ def test_a_search_chooses_the_setting_of_the_run_that_fills_the_row(small_book: 
     (tmp_path / "experiments/ccr_ccs.yaml").write_text(text, encoding="utf-8")
     names = ["ccr_ccs/f30k/scan_baseline", "ccr_ccs/f30k/scan_ccr"]
     changes = [word for key, value in (FEW | NARROW).items() for word in ("-p", f"{key}={value}")]
-    command = [str(Path(sys.executable).with_name("itm")), "run", *names, *changes, "--jobs", "2"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    command = ["run", *names, *changes, "--jobs", "2"]
+    ended = itm(tmp_path, *command)
+    assert ended.exit_code == 0, ended.output
     (path,) = (tmp_path / "receipts/11_ccr_ccs/choices").iterdir()
     record = json.loads(path.read_text(encoding="utf-8"))
     tried = {run["setting"]["ccr_weight"]: run["rsum"] for run in record["runs"]}
@@ -195,9 +197,9 @@ def test_a_search_chooses_the_setting_of_the_run_that_fills_the_row(small_book: 
     assert chosen["parameters"]["ccr_weight"] == record["chosen"]["ccr_weight"]
     assert chosen["dataset"]["split"] == "test" and "att_f1_common" in chosen["metrics"]  # beside the baseline's
     row = f"{chosen['metrics']['rsum']['value']:8.1f}  f30k_precomp all {TEST}, 1 seed"
-    assert any(line.startswith("SCAN CCR ") and row in line for line in ended.stdout.splitlines()), ended.stdout
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 0 and again.stdout.count("kept") == 2  # nothing is searched or trained a second time
+    assert any(line.startswith("SCAN CCR ") and row in line for line in ended.output.splitlines()), ended.output
+    again = itm(tmp_path, *command)
+    assert again.exit_code == 0 and again.output.count("kept") == 2  # nothing is searched or trained a second time
 
 
 @pytest.mark.parametrize("name", ["scan/f30k/t2i_avg", "mmca/coco/full"])
@@ -206,9 +208,9 @@ def test_the_recipe_of_an_experiment_gives_the_same_with_papermill_alone(
 ) -> None:
     """``papermill notebook out -y "$(itm recipe name)"``, as the pages say."""
     job = next(job for jobs in map(finished, [chapter_of(name)]) for job in jobs if job.experiment.name == name)
-    itm, alone = str(Path(sys.executable).with_name("itm")), f"runs/alone/{name}"
+    program, alone = str(Path(sys.executable).with_name("itm")), f"runs/alone/{name}"
     smaller = [word for key, value in changes_of(name).items() for word in ("-p", f"{key}={value}")]
-    asked = [itm, "recipe", name, *smaller, "-p", f"variant={job.parameters['variant']}", "-p", f"run_dir={alone}"]
+    asked = [program, "recipe", name, *smaller, "-p", f"variant={job.parameters['variant']}", "-p", f"run_dir={alone}"]
     recipe = subprocess.run(asked, cwd=small_book, check=True, capture_output=True, text=True).stdout
     command = [
         sys.executable,
@@ -243,9 +245,9 @@ def test_killed_in_its_second_stage_a_run_ends_with_the_same_ranks(
     cut = f"runs/cut_{second}"
     changes = options(job.experiment.name, run_dir=cut, **{shared: f"{cut}/first"})
     changes = [word for change in changes for word in ("-p", change)]
-    itm = str(Path(sys.executable).with_name("itm"))
-    command = [itm, "run", job.experiment.name, *changes, "--receipts", str(small_book / cut / "receipts")]
-    running = subprocess.Popen(command, cwd=small_book, stdout=subprocess.DEVNULL)
+    command = ["run", job.experiment.name, *changes, "--receipts", str(small_book / cut / "receipts")]
+    program = str(Path(sys.executable).with_name("itm"))
+    running = subprocess.Popen([program, *command], cwd=small_book, stdout=subprocess.DEVNULL)
     folder, deadline = small_book / cut / "s0" / second, time.monotonic() + 600
     while not (folder / begun).is_file():
         assert running.poll() is None and time.monotonic() < deadline
@@ -259,7 +261,8 @@ def test_killed_in_its_second_stage_a_run_ends_with_the_same_ranks(
     made = [*(small_book / cut / "first").rglob("step-*.safetensors"), *(small_book / cut / "first").rglob("*.npy")]
     written = {path: path.stat().st_mtime_ns for path in made}
     assert written
-    subprocess.run(command, cwd=small_book, check=True, capture_output=True)
+    ended = itm(small_book, *command)
+    assert ended.exit_code == 0, ended.output
     # The first training was read, and so were the lists that were mined with it: nothing was made again.
     assert {path: path.stat().st_mtime_ns for path in made} == written
     whole, resumed = (receipts_of(job, small_book / place)[0] for place in ("made", f"{cut}/receipts"))

@@ -22,6 +22,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from forked_runs import itm as itm_here
 from killing import listens_to_interrupts
 from toy_dataset import write_toy_dataset
 from typer.testing import CliRunner
@@ -701,6 +702,13 @@ def finished(arguments: list[str]) -> str:
     return result.stdout
 
 
+def finished_here(arguments: list[str]) -> str:
+    """The same in this process, where neither the command nor papermill nor the kernel is the point."""
+    result = itm_here(ROOT, *arguments[1:])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
 def test_a_paper_scale_experiment_runs_to_a_receipt_and_a_row(tmp_path: Path) -> None:
     """Of VSE++; those of the other chapters have a file of tests for themselves."""
     name = "vsepp/coco/vsepp"
@@ -721,7 +729,7 @@ def test_two_processes_train_one_run(tmp_path: Path) -> None:
     one, two = (
         command("vsepp/f30k/vsepp", data, tmp_path / name, "variant=VSE++", "epochs=2") for name in ("one", "two")
     )
-    finished(one)
+    finished_here(one)
     finished([*two, "--processes", "2"])
     receipts = [
         [read_receipt(path) for path in (tmp_path / name / "receipts").rglob("*.json")] for name in ("one", "two")
@@ -864,17 +872,17 @@ def test_an_interrupted_run_goes_on_to_the_same_receipt(tmp_path: Path) -> None:
     assert running.returncode == 2 and "interrupted" in said, said
     assert not list((tmp_path / "cut" / "receipts").rglob("*.json"))
     finished(cut)
-    finished(whole)
+    finished_here(whole)
     one, other = (next((tmp_path / which / "receipts").rglob("*.json")) for which in ("whole", "cut"))
     assert read_receipt(one)["metrics"] == read_receipt(other)["metrics"]
     assert read_receipt(one)["ranks"] == read_receipt(other)["ranks"]
     log = next((tmp_path / "cut").rglob("papermill.log")).read_text(encoding="utf-8")
     assert log.count("Input Notebook") >= 2  # two papermill calls in one log
-    assert "kept" in finished(cut)  # a third call has nothing to do
+    assert "kept" in finished_here(cut)  # a third call has nothing to do
     other.unlink()  # as if the interruption had come between the run's end and the collection of its receipt
-    finished(cut)
+    finished_here(cut)
     assert read_receipt(other)["metrics"] == read_receipt(one)["metrics"]
     again = next((tmp_path / "cut").rglob("papermill.log")).read_text(encoding="utf-8")
     assert again == log  # nothing ran for it
-    changed = subprocess.run([*cut, "-p", "margin=0.3"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert changed.returncode == 2 and "a receipt with other parameters" in changed.stderr
+    changed = itm_here(ROOT, *cut[1:], "-p", "margin=0.3")
+    assert changed.exit_code == 2 and "a receipt with other parameters" in changed.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,25 @@ from importlinter.cli import lint_imports
 
 import itm_lab
 import itm_utils
-from itm_lab.publish.architecture import INIT, TARGET, against_target, drawing, fragment, line_kinds, rooms, unlisted
+from itm_lab.publish.architecture import (
+    INIT,
+    TARGET,
+    Room,
+    against_target,
+    drawing,
+    fragment,
+    line_kinds,
+    rooms,
+    unlisted,
+)
 from itm_lab.publish.vocabulary import denied_words, read_vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@cache
+def found_rooms() -> list[Room]:
+    return rooms(ROOT)
 
 
 def test_imports_follow_the_contracts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +41,7 @@ def test_imports_follow_the_contracts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_room_is_drawn_and_none_imports_upwards() -> None:
     assert unlisted(ROOT) == set()
-    found = rooms(ROOT)
+    found = found_rooms()
     order = [room.name for room in found]
     shown = drawing(found)
     for number, room in enumerate(found):
@@ -34,7 +50,7 @@ def test_every_room_is_drawn_and_none_imports_upwards() -> None:
 
 
 def test_every_line_of_both_packages_is_counted_once() -> None:
-    text = "\n".join(fragment(rooms(ROOT)))
+    text = "\n".join(fragment(found_rooms()))
     for package in ("itm_utils", "itm_lab"):
         paths = [path for path in (ROOT / package).rglob("*.py") if path.parent.name != "models"]
         lines = sum(path.read_bytes().count(b"\n") for path in paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 
@@ -12,23 +13,24 @@ from itm_lab.scenes.families import Described, sample_split
 from itm_lab.scenes.logic import is_true
 from itm_lab.scenes.world import COLOURS, Knobs, Scene
 
-FAMILIES = sample_split(seed=11, split=0, size=120, knobs=Knobs())
+
+@cache
+def families() -> list[Described]:
+    return sample_split(seed=11, split=0, size=120, knobs=Knobs())
 
 
+@cache
 def every() -> list[tuple[Described, Caption, Replaced]]:
-    return [(one, caption, new) for one in FAMILIES for caption in one.captions for new in replacements(caption)]
-
-
-EVERY = every()
+    return [(one, caption, new) for one in families() for caption in one.captions for new in replacements(caption)]
 
 
 def family(one: Described) -> list[Scene]:
-    return [other.scene for other in FAMILIES if other.scene.family == one.scene.family]
+    return [other.scene for other in families() if other.scene.family == one.scene.family]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_found_and_changes_as_many_words_as_it_should(kind: str) -> None:
-    found = [(caption, new) for _, caption, new in EVERY if new.kind == kind]
+    found = [(caption, new) for _, caption, new in every() if new.kind == kind]
     assert len(found) > 20
     for caption, new in found:
         before, after = (WORD.findall(text) for text in (caption.text, new.text))
@@ -41,7 +43,7 @@ def test_every_kind_is_found_and_changes_as_many_words_as_it_should(kind: str) -
 
 
 def test_articles_follow_the_word() -> None:
-    for _, _, new in EVERY:
+    for _, _, new in every():
         assert not re.search(r"\ba [aeiou]|\ban [^aeiou]", new.text), new.text
     assert rewritten("a red fish and an orange cup", {("red", 2): "orange", ("orange", 18): "red"}) == (
         "an orange fish and a red cup"
@@ -53,7 +55,7 @@ def test_the_claim_is_that_of_the_words() -> None:
     of_word = {word: value for value in COLOURS for word in COLOUR_WORDS.get(value, (value,))}
     of_noun = {form: shape for shape, forms in NOUNS.items() for pair in forms for form in pair}
     of_number = {word: count for count, word in NUMBER_WORDS.items()}
-    for _, _, new in EVERY:
+    for _, _, new in every():
         words = WORD.findall(new.text)
         colours = [of_word[word] for word in words if word in of_word]
         assert colours == [ask.colour for ask in new.claim.asks if ask.colour], new
@@ -65,7 +67,7 @@ def test_the_claim_is_that_of_the_words() -> None:
 
 def test_twins_are_false_of_their_image_and_those_that_fit_a_near_duplicate_come_first() -> None:
     fitting = 0
-    for one in FAMILIES:
+    for one in families():
         for caption in one.captions:
             twins = twins_of(caption, one.scene, family(one))
             assert [twin.kind for twin in twins] == [kind for kind in KINDS if kind in {t.kind for t in twins}]

@@ -40,13 +40,20 @@ def chapters() -> dict[str, NotebookNode]:
 
 
 @cache
-def cells() -> dict[str, tuple[NotebookNode, ExerciseCells]]:
-    """Label → chapter and cells, of every exercise that has code."""
+def cells() -> dict[str, tuple[str, ExerciseCells]]:
+    """Label → name of the chapter and cells, of every exercise that has code."""
     found = {}
     for name, chapter in chapters().items():
         if any("itm_lab.teaching.exercises" in cell.source for cell in chapter.cells):
-            found |= {e.label: (chapter, e) for e in exercises_of(chapter, name) if e.check is not None}
+            found |= {e.label: (name, e) for e in exercises_of(chapter, name) if e.check is not None}
     return found
+
+
+@cache
+def definitions_of(chapter: str) -> dict[str, object]:
+    """What the cells of a chapter define, without its solutions."""
+    code = [cell for cell in chapters()[chapter].cells if cell.cell_type == "code"]
+    return definitions([cell.source for cell in code if "solution" not in cell["id"]])
 
 
 def test_the_banks_are_full() -> None:
@@ -256,7 +263,7 @@ def test_what_cannot_be_read_is_no_answer(value: object) -> None:
 def test_chapters_and_exercises_agree() -> None:
     assert set(cells()) <= set(LABELS)
     for name, chapter in chapters().items():
-        exercises = [e for e in cells().values() if e[0] is chapter]
+        exercises = [e for e in cells().values() if e[0] == name]
         if not exercises:
             continue
         levels = [e.level for _, e in exercises]
@@ -272,16 +279,13 @@ def test_mutants_of_the_solution_are_rejected(label: str) -> None:
     if label not in cells():
         pytest.skip("its chapter does not set it yet")
     chapter, exercise = cells()[label]
-    names = definitions(
-        [cell.source for cell in chapter.cells if cell.cell_type == "code" and "solution" not in cell["id"]]
-    )
     source = exercise.solution.source.split("\n\n\nprint(")[0]
     survivors, number = [], 0
     for mutant in mutants(source):
         if label in EQUIVALENT and re.search(EQUIVALENT[label], mutant):
             continue
         number += 1
-        space = dict(names)
+        space = dict(definitions_of(chapter))
         exec(mutant, space)
         answer = next(value for name, value in space.items() if name.lower().endswith("solution"))
         if check(label, answer).right:
