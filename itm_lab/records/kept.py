@@ -49,6 +49,12 @@ class KeptModel:
         """That of the stored weights on the test split."""
         return self.record["metrics"]["rsum"]["value"]
 
+    @property
+    def provisional(self) -> bool:
+        """Whether it was kept before every planned seed had run: then it is not the median of its variant."""
+        counts = self.record["metrics"]
+        return counts["seeds"]["value"] < counts["seeds_planned"]["value"]
+
     @cached_property
     def ranks(self) -> Evidence:
         """The ranks beside the receipt."""

@@ -21,7 +21,7 @@ from itm_lab.experiments.keep import Places
 from itm_lab.experiments.plan import plan
 from itm_lab.experiments.runner import Job, collect
 from itm_lab.paths import Paths
-from itm_lab.publish.kept_page import HEADS, fragment
+from itm_lab.publish.kept_page import HEADS, fragment, row
 from itm_lab.records import chapter as chapters
 from itm_lab.records.chapter import Chapter
 from itm_lab.records.checkout import Code
@@ -364,9 +364,11 @@ def test_a_kept_model_of_the_book_ranks_as_its_record_says(path: Path) -> None:
     kept = load_kept(path.parent.name, path.stem, Paths(ROOT).weights)
     record, run = kept.record, kept.record["run"]
     assert kept.path.stat().st_size <= keeping.LARGEST
-    assert counts_as_evidence(record) == "" and record["metrics"]["seeds"] == record["metrics"]["seeds_planned"]
-    source = read_receipt(receipt_path(record, Paths(ROOT).receipts))
-    assert record["inputs"]["receipt"] == source["seal"] and record["parameters"] == source["parameters"]
+    if not kept.provisional:
+        assert counts_as_evidence(record) == ""
+        source = read_receipt(receipt_path(record, Paths(ROOT).receipts))
+        assert record["inputs"]["receipt"] == source["seal"] and record["parameters"] == source["parameters"]
+    assert kept.provisional == ("provisional" in row(path, kept.path.stat().st_size)[2])  # and the page says so
     found = kept.evaluate(open_split(dataset_folder("scenes"), "test"))
     differing, queries = differing_ranks(found, kept.ranks), len(found.i2t) + len(found.t2i)
     if (run["processor"], run["versions"]["torch"]) == (processor(), version("torch")):
