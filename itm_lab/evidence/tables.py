@@ -51,6 +51,12 @@ def of_one_protocol(receipts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [receipt for receipt in receipts if not is_old_protocol(receipt)] or receipts
 
 
+def planned_runs(chapter: str, variant: str, seeds: Iterable[int], dataset: str = "scenes") -> list[dict[str, Any]]:
+    """The receipts of a variant with these seeds that today's protocol wrote, in the order of their seeds."""
+    found = {one["seed"]: one for one in variant_receipts(chapter, variant, dataset) if not is_old_protocol(one)}
+    return [found[seed] for seed in seeds if seed in found]
+
+
 def collapse_means(receipts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """What it is → mean over receipts of each number in which a collapse shows; empty for receipts without them.
 

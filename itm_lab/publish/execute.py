@@ -31,7 +31,7 @@ CELL_TIMEOUT = 600  # seconds
 LARGE_IMAGE = 200_000  # characters of base64
 # Files that decide what a chapter prints, besides its own cells.
 RUN_INPUTS = (
-    "itm_utils", "itm_lab/scenes", "itm_lab/records", "itm_lab/evidence", "itm_lab/data/opening.py", "constraints.txt", "receipts",
+    "itm_utils", "itm_lab/scenes", "itm_lab/records", "itm_lab/evidence", "itm_lab/data/opening.py", "constraints.txt", "receipts", "weights",
     "benchmarks/results", "book/data/published_tables.yaml",
 )  # fmt: skip
 

@@ -21,12 +21,10 @@ from itm_utils.training import Objective, Stage, train_config
 def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
     """Cosine along the last axis, with the epsilon of SCAN's public code."""
     # F.cosine_similarity divides by each norm apart, and differs in the last digit
-    return (x * y).sum(dim=-1) / (vector_norm(x) * vector_norm(y))[..., 0].clamp_min(
-        EPS
-    )
+    norms = vector_norm(x) * vector_norm(y)
+    return (x * y).sum(dim=-1) / norms[..., 0].clamp_min(EPS)
 
 
-# cell attend
 def attended_features(attention: Attention) -> Tensor:
     """Weighted sum of the keys per query: (b, q, d). Padding is never a key."""
     return (attention.weights * attention.key_mask[:, None]) @ attention.keys
@@ -87,6 +85,12 @@ def sample_queries(mask: Tensor, number: int) -> Tensor:
     return torch.stack([query, torch.where(ends, first, swapped)], dim=2)
 
 
+def sample_two_queries(mask: Tensor) -> Tensor:
+    """Sample one query of each pair and one to swap it with: (b, 2), -1 if missing."""
+    return sample_queries(mask, 1)[:, 0]
+
+
+# cell sample-across
 def sample_across_phrases(mask: Tensor, phrases: Tensor) -> Tensor:
     """Sample a query of each pair, and one of another phrase: (b, 1, 2), -1 if missing.
 
@@ -99,11 +103,6 @@ def sample_across_phrases(mask: Tensor, phrases: Tensor) -> Tensor:
     largest, swapped = noise.masked_fill(~others, -1).max(dim=1, keepdim=True)
     query = query.masked_fill(~mask.any(dim=1, keepdim=True), -1)
     return torch.stack([query, swapped.masked_fill(largest < 0, -1)], dim=2)
-
-
-def sample_two_queries(mask: Tensor) -> Tensor:
-    """Sample one query of each pair and one to swap it with: (b, 2), -1 if missing."""
-    return sample_queries(mask, 1)[:, 0]
 
 
 def select_query(attention: Attention, position: Tensor) -> Attention:
@@ -223,7 +222,6 @@ def logit_gradients(
     return [weights * (grad - mean) for grad, mean in zip(grads, means, strict=True)]
 
 
-# cell gradient-cosine
 def gradient_cosine(
     attention: Attention, sampled: Tensor, ccr_margin: float, ccs_margin: float
 ) -> Tensor:
@@ -287,6 +285,15 @@ class AttentionConstraintLoss:
         words = int(batch.texts.lengths.sum())
         return bool(self.conflicts_every) and words % self.conflicts_every == 0
 
+    def phrases_of(self, batch: PairBatch) -> Tensor | None:
+        """The phrase of each word (b, w), if swaps depend on it; regions have none."""
+        if self.swap_within_phrase:
+            return None
+        if batch.texts.phrases is None:
+            hint = "WordCaptions.add_phrases takes the phrases of the training captions."
+            raise input_error("captions", "no phrases", "annotated phrases", hint)
+        return batch.texts.phrases
+
     def direction_terms(
         self,
         attention: Attention,
@@ -316,15 +323,6 @@ class AttentionConstraintLoss:
                 logs["conflict"] = (cosines < 0).float().mean()
                 logs["both_active"] = (cosines != 0).float().mean()
         return terms, logs
-
-    def phrases_of(self, batch: PairBatch) -> Tensor | None:
-        """The phrase of each word (b, w), if swaps depend on it; regions have none."""
-        if self.swap_within_phrase:
-            return None
-        if batch.texts.phrases is None:
-            hint = "WordCaptions.add_phrases takes the phrases of the training captions."
-            raise input_error("captions", "no phrases", "annotated phrases", hint)
-        return batch.texts.phrases
 
     def weighted_losses(
         self, model: Matcher, images: Images, texts: Texts, batch: PairBatch
@@ -362,7 +360,6 @@ class AttentionConstraintLoss:
 
 
 # cell build
-CONFLICTS_EVERY = 20  # batches between two whose conflicts are logged, on average
 BASE_MODELS = {
     "scan": scan.build,
     "bfan": bfan.build,
@@ -375,12 +372,13 @@ def build(
     parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int
 ) -> Matcher:
     """Build the base model that the parameters describe, as its own chapter builds it."""
-    base_model = parameters["base_model"]
-    if base_model not in BASE_MODELS:
-        raise input_error(
-            "base_model", repr(base_model), f"one of {', '.join(BASE_MODELS)}"
-        )
-    return BASE_MODELS[base_model](parameters, vocabulary_size, image_dim)
+    name = parameters["base_model"]
+    if name not in BASE_MODELS:
+        raise input_error("base_model", repr(name), f"one of {', '.join(BASE_MODELS)}")
+    return BASE_MODELS[name](parameters, vocabulary_size, image_dim)
+
+
+CONFLICTS_EVERY = 20  # batches between two whose conflicts are logged, on average
 
 
 def stages(parameters: Mapping[str, Any], model: Matcher) -> list[Stage]:

@@ -17,9 +17,9 @@ from second_device import DEVICE, counting
 from small_models import TOKEN_DIM
 from torch import Tensor
 
-from itm_lab.evidence.tables import lab_table
+from itm_lab.evidence.tables import lab_table, planned_runs
 from itm_lab.experiments.ensembles import ensemble_of
-from itm_lab.records.receipts import make_receipt, read_receipt, variant_receipts, write_receipt
+from itm_lab.records.receipts import make_receipt, read_receipt, write_receipt
 from itm_lab.records.scores import save_scores, write_scores
 from itm_lab.teaching.figures import intervals
 from itm_utils.data.batches import PairDataset
@@ -796,10 +796,9 @@ def drawn_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plt, "show", lambda: None)
     names = {"none": "--", "CCR": "-.", "CCS": ":", "both": "-"}
     given = {"teach": True, "grounding": True, "by_variant": {}, "DATA_NAME": "toy", "SEEDS": (0, 1), "np": np}
-    given["variant_receipts"] = variant_receipts
-    given |= {"plt": plt, "KINDS": CURVE_KINDS, "LAB_MODELS": ("SCAN", "BFAN", "SAF")}
+    given |= {"plt": plt, "planned_runs": planned_runs, "KINDS": CURVE_KINDS, "LAB_MODELS": ("SCAN", "BFAN", "SAF")}
     given["styles"] = {name: ("#0072b2", style) for name, style in names.items()}
-    yield lambda **more: run_cells("11_ccr_ccs", ("looks-table", "receipt-curves"), given | more)
+    yield lambda **more: run_cells("11_ccr_ccs", ("receipt-curves",), given | more)
     plt.close("all")
 
 
