@@ -39,7 +39,8 @@ def install(folder: Path) -> Path:
 def remove_jobs(folder: Path) -> None:
     """Cancel what a test left in the queue, and wait for its end."""
     for number in numbers(folder):
-        scancel(folder, number)
+        if state_of(folder, number)["state"] in OPEN:
+            scancel(folder, number)
     while any(state_of(folder, number)["state"] in OPEN for number in numbers(folder)):
         time.sleep(TICK)
 
@@ -95,7 +96,6 @@ def srun(folder: Path, *arguments: str) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             opened = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
             os.dup2(opened, {"--output": 1, "--error": 2}[name])
-    (folder / f"{number}.pid").write_text(str(os.getpid()), encoding="utf-8")
     os.environ |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
     os.execvp(words[0], words)
 
@@ -150,7 +150,7 @@ def end_of(folder: Path, number: str, job: subprocess.Popen, options: dict[str, 
         time.sleep(TICK)
         if taken(folder / f"{number}.limit"):
             assert re.fullmatch(r"USR2@\d+", options["signal"])
-            os.kill(int((folder / f"{number}.pid").read_text(encoding="utf-8")), signal.SIGUSR2)
+            send(signal.SIGUSR2, family(job.pid)[1:])  # to every process but the batch script
         if taken(folder / f"{number}.cancel"):
             kill(job)
             return "CANCELLED"
@@ -164,13 +164,22 @@ def end_of(folder: Path, number: str, job: subprocess.Popen, options: dict[str, 
 
 def kill(job: subprocess.Popen) -> None:
     """A job and all that it started, in whichever session."""
-    found = [job.pid]
-    for pid in found:
-        found += children(pid)
-    for pid in found:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    send(signal.SIGKILL, family(job.pid))
     job.wait()
+
+
+def send(number: signal.Signals, pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started, and what these started."""
+    found = [pid]
+    for one in found:
+        found += children(one)
+    return found
 
 
 def children(parent: int) -> list[int]:

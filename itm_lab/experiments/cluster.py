@@ -10,6 +10,7 @@ processes of its own: a job of submitit goes on when the command that sent it is
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +48,7 @@ RECORD = "run.json"  # of one job, beside submitit's files
 REQUEUES = 1000  # a run may need many times its limit; each time it goes on from a checkpoint
 SAVE_PATIENCE = {"slurm": 60, "local": 15}  # of the 90 and 30 seconds between submitit's signal and the end of a job
 POLL = {"slurm": 10.0, "local": 0.5}  # seconds between two looks at the jobs
+GRACE = 900.0  # seconds for SLURM to end a job, once its processes were told to end
 ASKING = 60  # seconds that SLURM has for an answer
 RECORD_FORM = "what `itm run --cluster` writes of a job"
 
@@ -88,6 +90,7 @@ class Request:
         """submitit's executor for one job. after: jobs that must have ended before it starts."""
         from submitit import AutoExecutor
 
+        cpus = int(self.options.get("cpus_per_task", job.processes * (1 + job.parameters["num_workers"])))
         again = {f"{self.cluster}_max_num_timeout": REQUEUES}
         executor = AutoExecutor(folder=folder, cluster=self.cluster, **again)
         executor.update_parameters(
@@ -95,13 +98,15 @@ class Request:
             timeout_min=max(1, round(60 * self.hours)),
             nodes=1,
             gpus_per_node=self.gpus_of(job) or None,
-            cpus_per_task=job.processes * (1 + job.parameters["num_workers"]),
+            cpus_per_task=cpus,
         )
         if self.cluster == "slurm":
             # "afterany": a stage that runs share may be trained by the second where the first has failed
             waits = {"dependency": "afterany:" + ":".join(after)} if after else {}
             waits |= {"requeue": True}  # by SLURM itself, where a node is lost
             executor.update_parameters(slurm_additional_parameters=waits | dict(self.options))
+            # Between 22.05 and 23.11 srun does not know how many CPUs its job has.
+            executor.update_parameters(slurm_srun_args=[f"--cpus-per-task={cpus}"])
         return executor
 
 
@@ -153,9 +158,12 @@ class ClusterRun:
 
     def __call__(self) -> None:
         """Train, or go on training, and collect the receipt."""
-        job = self.sent.job()
+        job, told = self.sent.job(), list[int]()
         job.save_request.unlink(missing_ok=True)
+        signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
         if run_jobs([job], Path(self.sent.results), at_a_time=1):
+            if told:  # so was the training: the job is cancelled, or makes room for another and is queued again
+                time.sleep(GRACE)
             raise ItmError(f"{job.label}: failed: {last_words(job.log)}")
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -136,6 +137,7 @@ def test_a_job_goes_on_after_its_limit_and_after_the_loss_of_its_node(
     assert (options["time"], options["partition"], options["cpus-per-task"]) == ("90", "some", "3")
     assert options["job-name"] == "runs-a-s0" and "requeue" in options and "dependency" not in options
     assert "gpus-per-node" not in options  # it trains on a CPU
+    assert " --cpus-per-task=3 " in (slurm / "1.sh").read_text(encoding="utf-8")
     assert read_receipt(expected_receipt(job, book / "receipts"))["seed"] == 0
     assert "VSE++, seed 0: job 1\n" in capsys.readouterr().out
     (line,) = status(book)
@@ -258,6 +260,14 @@ def test_local_jobs_end_with_the_command(book: Path, stubs: None, monkeypatch: p
 # ---------------------------------------------------------------- what a job does
 
 
+@pytest.fixture
+def termination() -> Iterator[None]:
+    """What a job makes of SIGTERM ends with the test."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 def sent(book: Path, **changes: object) -> Sent:
     (job,) = plan(book, ["vsepp/f30k/vsepp"], "", "0", given(run_dir="runs/j", variant="VSE++", **changes), [])
     return Sent.of(job, book / "receipts", "slurm")
@@ -272,7 +282,9 @@ def test_a_run_is_sent_in_plain_values(book: Path) -> None:
     assert job.steps == one.steps > 0
 
 
-def test_a_job_does_what_the_command_does_with_one_run(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_does_what_the_command_does_with_one_run(
+    book: Path, monkeypatch: pytest.MonkeyPatch, termination: None
+) -> None:
     run, results = ClusterRun(sent(book)), book / "receipts"
     job = run.sent.job()
     job.folder.mkdir(parents=True)
@@ -294,8 +306,20 @@ def test_a_job_does_what_the_command_does_with_one_run(book: Path, monkeypatch: 
     expected_receipt(job, job.folder).unlink()
     monkeypatch.setattr(runner, "start", lambda given: SimpleNamespace(poll=lambda: 1, returncode=1))
     job.log.write_text("loss: found nan\n", encoding="utf-8")
+    slept: list[float] = []
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(sleep=slept.append))
     with pytest.raises(ItmError, match="seed 0: failed: loss: found nan"):
         run()
+    assert not slept
+
+    def ended_from_outside(given: Job) -> SimpleNamespace:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return SimpleNamespace(poll=lambda: -signal.SIGTERM, returncode=-signal.SIGTERM)
+
+    monkeypatch.setattr(runner, "start", ended_from_outside)
+    with pytest.raises(ItmError):
+        run()
+    assert slept == [cluster.GRACE]  # in which the job ends, and its run is not called a failure
 
 
 def test_a_job_waits_for_its_training_to_save_and_not_for_ever(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
