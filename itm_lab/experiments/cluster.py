@@ -116,7 +116,7 @@ def read_options(given: Sequence[str]) -> dict[str, str]:
     for one in given:
         name, _, value = one.partition("=")
         name = name.replace("-", "_")
-        if not value or not name.isidentifier():
+        if not value or not name.isidentifier() or (name == "cpus_per_task" and not value.isdecimal()):
             raise input_error("--slurm", repr(one), "an option of sbatch as name=value, such as partition=gpu")
         found[name] = value
     return found

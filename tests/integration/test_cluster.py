@@ -28,6 +28,7 @@ from itm_lab.cli import app
 from itm_lab.experiments import cluster, runner
 from itm_lab.experiments.cluster import FOLDER, RECORD, ClusterRun, Request, Sent, read_options, run_on_cluster, status
 from itm_lab.experiments.plan import plan
+from itm_lab.experiments.processes import start_dependent
 from itm_lab.experiments.runner import Job, expected_receipt
 from itm_lab.records.parameters import settings_of
 from itm_lab.records.receipts import make_receipt, read_receipt, write_receipt
@@ -200,13 +201,21 @@ def test_whoever_interrupts_leaves_the_jobs_and_the_next_call_waits_for_them(
     assert slurm_stand_in.numbers(slurm) == ["1", "2"] and states(book) == ["finished"] * 2
 
 
-def test_a_receipt_that_nobody_collected_is_collected_by_status(book: Path, stubs: None) -> None:
+def test_the_command_sends_waits_and_shows_the_table_and_status_collects_what_was_left(
+    book: Path, slurm: Path, stubs: None
+) -> None:
     (job,) = pretended(book, "runs/e")
-    assert run_on_cluster([job], book / "receipts", Request("slurm"), 0) == []
+    words = [word for one in given(run_dir="runs/e", variant="VSE++") for word in ("-p", one)]
+    sends = ["run", "vsepp/f30k/vsepp", *words, "--seeds", "0", "--cluster", "slurm", "--hours", "0.5", "--dirty"]
+    result = CliRunner().invoke(app, sends)
+    assert result.exit_code == 0 and f"{job.label}: job 1 has finished" in result.output, result.output
+    assert "300.0  f30k_precomp all, 1 seed" in result.output
+    assert ended(slurm, 1)["options"]["time"] == "30"
     left = expected_receipt(job, book / "receipts")
     (job.folder / left.parent.name).mkdir()
     left.rename(expected_receipt(job, job.folder))
-    assert states(book)[-1] == "finished" and read_receipt(left)["seed"] == 0
+    shown = CliRunner().invoke(app, ["run", "--status"])
+    assert shown.output.split()[-10:-7] == ["1", "finished", str(STEPS)] and read_receipt(left)["seed"] == 0
 
 
 def test_only_so_many_jobs_are_in_the_queue(book: Path, slurm: Path, stubs: None) -> None:
@@ -341,6 +350,18 @@ def test_a_job_waits_for_its_training_to_save_and_not_for_ever(book: Path, monke
         training.wait()
 
 
+def test_what_a_run_starts_does_not_die_of_the_warning_that_is_for_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM sends it to every process, and its default is the end."""
+    says = "import signal; print(signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN, flush=True)"
+    module = f"import subprocess, sys\n{says}\nsubprocess.run([sys.executable, '-c', {says!r}])\n"
+    (tmp_path / "a_run.py").write_text(module, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(tmp_path))))
+    said = start_dependent(["a_run"], stdout=subprocess.PIPE, text=True).communicate(timeout=PATIENCE)[0]
+    assert said.split() == ["True", "True"]
+
+
 # ---------------------------------------------------------------- what is asked for
 
 
@@ -352,6 +373,7 @@ def test_a_job_waits_for_its_training_to_save_and_not_for_ever(book: Path, monke
         (["--cluster", "slurm", "--gpus", "-1"], "--gpus: found -1"),
         (["--cluster", "slurm", "--slurm", "partition"], "--slurm: found 'partition', expected an option of sbatch"),
         (["--cluster", "slurm", "--slurm", "a b=c"], "--slurm: found 'a b=c'"),
+        (["--cluster", "slurm", "--slurm", "cpus-per-task=all"], "--slurm: found 'cpus-per-task=all'"),
         (["--cluster", "local", "--slurm", "partition=x"], "--slurm: found options for --cluster local"),
         (["--gpus", "1"], "give --cluster slurm"),
         (["--hours", "2"], "give --cluster slurm"),
