@@ -192,11 +192,19 @@ class Known:
 
         return SlurmJob(folder=self.folder, job_id=self.id)
 
+    def runs_here(self) -> bool:
+        """Whether a local job runs: its number is that of a process, which others have later."""
+        try:
+            words = psutil.Process(int(self.id)).cmdline()
+        except psutil.Error:
+            return False
+        return any(word.startswith(str(self.folder.parent)) for word in words)
+
 
 def sent_from(root: Path) -> dict[str, Known]:
     """Folder of a run → the job that was last sent for it."""
     found = {}
-    for path in sorted((root / FOLDER).glob(f"*/{RECORD}")):
+    for path in sorted((root / FOLDER).glob(f"*/{RECORD}"), key=sending):
         try:
             known = Sent(**json.loads(read_text(path, RECORD_FORM)))
         except (ValueError, TypeError, RecursionError) as error:
@@ -205,6 +213,12 @@ def sent_from(root: Path) -> dict[str, Known]:
             raise input_error(path, f"a damaged file ({error})", RECORD_FORM) from None
         found[known.parameters["run_dir"]] = Known(path.parent.name.rpartition("-")[2], path.parent, known)
     return found
+
+
+def sending(record: Path) -> tuple[str, int]:
+    """When the job of a record was sent, and its number."""
+    when, _, number = record.parent.name.rpartition("-")
+    return when, int(number)
 
 
 def slurm_queue() -> dict[str, str]:
@@ -327,5 +341,5 @@ def state_of(known: Known, job: Job, queue: Mapping[str, str]) -> str:
     except ItmError as error:  # such as data that is no longer there: the others are told of
         return str(error)
     if known.sent.cluster == "local":
-        return "running" if psutil.pid_exists(int(known.id)) else "ended"
+        return "running" if known.runs_here() else "ended"
     return queue.get(known.id) or known.slurm_job().get_info(mode="force").get("State", "unknown").lower()
