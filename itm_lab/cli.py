@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
@@ -17,6 +18,10 @@ from itm_lab.photos.cli import app as photos
 from itm_lab.photos.cli import convert
 from itm_lab.scenes.cli import app as scenes
 from itm_utils.errors import ItmError
+
+if TYPE_CHECKING:
+    from itm_lab.experiments.cluster import Request
+    from itm_lab.experiments.runner import Job
 
 
 class Group(TyperGroup):
@@ -210,8 +215,21 @@ def run_experiments(
         bool, typer.Option("--measure", help="With --dry-run: hours on this machine, from a few timed steps.")
     ] = False,
     show: Annotated[bool, typer.Option("--print", help="Only the papermill command of each run.")] = False,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: two on a CPU, one on a GPU.")] = 0,
-    processes: Annotated[int, typer.Option(min=1, help="Train each run on so many GPUs, or processes of a CPU.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Runs side by side; 0: two on a CPU, one on a GPU, all in the queue of SLURM.")
+    ] = 0,
+    processes: Annotated[
+        int, typer.Option(min=0, help="Train each run on so many GPUs, or processes of a CPU; 0: one, or --gpus.")
+    ] = 0,
+    cluster: Annotated[str, typer.Option(help="slurm: send each run to the queue; local: try such jobs here.")] = "",
+    gpus: Annotated[int | None, typer.Option(help="With --cluster: GPUs of a job; otherwise 1.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="With --cluster: a job saves and is queued again after this; otherwise 24.")
+    ] = None,
+    slurm: Annotated[
+        list[str] | None, typer.Option(help="With --cluster slurm: an option of sbatch, e.g. partition=gpu.")
+    ] = None,
+    status: Annotated[bool, typer.Option("--status", help="Only the jobs that were sent to a cluster.")] = False,
     receipts: Annotated[Path, typer.Option(help="Where receipts go.")] = Path("receipts"),
     dirty: Annotated[
         bool, typer.Option("--dirty", help="Start from uncommitted changes, too; no verdict counts such runs.")
@@ -222,11 +240,18 @@ def run_experiments(
 ) -> None:
     """Run experiments with papermill to a receipt each. Called again after an interruption, it goes on."""
     if queue:
-        if experiments or table or parameter or seeds or search or grid or processes > 1:
+        if experiments or table or parameter or seeds or search or grid or processes or cluster:
             raise ItmError(
                 "itm run --queue: its file says what is run; only --jobs, --receipts, --dirty and --dry-run go with it"
             )
         raise typer.Exit(work_off_queue(Paths.find().root, receipts, jobs or 2, dry_run, dirty))
+    if status:
+        from itm_lab.experiments.cluster import status as lines_of_status
+
+        for line in lines_of_status(Paths.find().root):
+            typer.echo(line)
+        return
+    request = cluster_request(cluster, gpus, hours, slurm)
     from itm_lab.experiments import runner
     from itm_lab.experiments.choice import search_runs
     from itm_lab.experiments.plan import plan, plan_searches
@@ -263,11 +288,10 @@ def run_experiments(
 
     if not dirty:
         check_clean(root, planned, results)
-    alone = processes == 1 and all(job.parameters["device"] == "cpu" for job in planned)
-    at_a_time = jobs or (2 if alone else 1)
+    run = running_on(request, processes, jobs)
     while selections:
         while searches:  # a search may go on beyond the ends of its grid
-            if runner.run_jobs(runner.with_processes(searches, processes), results, at_a_time):
+            if run(searches, results):
                 raise typer.Exit(1)
             searches = search_runs(selections, results)
         for selection in selections:
@@ -275,7 +299,7 @@ def run_experiments(
         selections = plan_searches(*asked, parameter or [], results)
         searches = search_runs(selections, results)
         planned = plan(*asked, seeds, parameter or [], [], [], results)
-    failed = runner.run_jobs(runner.with_processes(planned, processes), results, at_a_time)
+    failed = run(planned, results)
     if not failed and not search and not grid:
         for line in table_of(results, run_ensembles(planned, results)):
             typer.echo(line)
@@ -283,6 +307,38 @@ def run_experiments(
         for line in compared(results, root / "receipts"):
             typer.echo(line)
     raise typer.Exit(bool(failed))
+
+
+def cluster_request(cluster: str, gpus: int | None, hours: float | None, options: list[str] | None) -> Request | None:
+    """What the jobs of a cluster are given; None without a cluster."""
+    if cluster:
+        from itm_lab.experiments.cluster import Request, read_options
+
+        gpus, hours = 1 if gpus is None else gpus, 24.0 if hours is None else hours
+        return Request(cluster, gpus, hours, read_options(options or []))
+    if gpus is not None or hours is not None or options:
+        raise ItmError("itm run: --gpus, --hours and --slurm are of the jobs of a cluster: give --cluster slurm")
+    return None
+
+
+def running_on(request: Request | None, processes: int, at_a_time: int) -> Callable[[list[Job], Path], list[Job]]:
+    """What runs jobs and returns those that failed: on this machine, or on a cluster."""
+    from itm_lab.experiments import runner
+
+    def run(jobs: list[Job], results: Path) -> list[Job]:
+        on_cpu = all(job.parameters["device"] == "cpu" for job in jobs)
+        side_by_side = at_a_time or (2 if on_cpu and processes <= 1 else 1)
+        if request is not None:
+            from itm_lab.experiments.cluster import run_on_cluster
+
+            some = at_a_time if request.cluster == "slurm" else side_by_side
+            return run_on_cluster(request.prepared(jobs, processes), results, request, some)
+        import torch
+
+        prepared = runner.with_processes(jobs, processes or 1, torch.cuda.device_count())
+        return runner.run_jobs(prepared, results, side_by_side)
+
+    return run
 
 
 def work_off_queue(root: Path, receipts: Path, at_a_time: int, dry_run: bool, dirty: bool) -> int:

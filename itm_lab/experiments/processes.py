@@ -76,7 +76,14 @@ def end_with_parent(parent: int) -> None:
             sys.exit(1)
 
 
+def ignore_time_limits() -> None:
+    """Leave to its job what SLURM says to every process of it shortly before its time is up (``experiments/cluster.py``)."""
+    if hasattr(signal, "SIGUSR2"):
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # so do all that this process starts
+
+
 if __name__ == "__main__":
+    ignore_time_limits()
     end_with_parent(int(sys.argv[1]))
     sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import yaml
@@ -45,6 +45,7 @@ from itm_utils.distributed import LEAST
 from itm_utils.errors import ItmError, input_error, printable
 from itm_utils.progress import interactive
 from itm_utils.training import Stage
+from itm_utils.training.loop import SAVE_REQUEST
 
 SEARCH_SEED = 100  # settings are chosen with a seed that no table uses
 
@@ -68,6 +69,16 @@ class Job:
     @property
     def folder(self) -> Path:
         return self.root / self.parameters["run_dir"]
+
+    @property
+    def log(self) -> Path:
+        """All that its processes say."""
+        return self.folder / "papermill.log"
+
+    @property
+    def save_request(self) -> Path:
+        """A file: whoever makes it asks the training for a checkpoint, which removes it."""
+        return self.folder / ".save-now"
 
     @property
     def folders(self) -> set[Path]:
@@ -309,8 +320,14 @@ def check_names(jobs: list[Job], results: Path) -> None:
 @interrupted_by_signals()
 def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
     """Run what is not finished, a few side by side; returns the jobs that failed."""
+    waiting, collected = still_to_run(jobs, results)
+    return work_off(lambda: waiting, results, Here(at_a_time), sum(job.steps for job in waiting), collected)
+
+
+def still_to_run(jobs: list[Job], results: Path) -> tuple[list[Job], set[Job]]:
+    """The runs that are not finished, and those among them whose receipts are there already, but not their scores."""
     check_names(jobs, results)
-    waiting, collected = [], set()
+    waiting, collected = list[Job](), set[Job]()
     for job in jobs:
         remove_damaged(job)
         if is_finished(job, results):
@@ -324,51 +341,109 @@ def run_jobs(jobs: list[Job], results: Path, at_a_time: int) -> list[Job]:
             tqdm.write(f"{job.label}: its scores are not there: computed again")
             collected.add(job)
             waiting.append(job)
-    return work_off(lambda: waiting, results, at_a_time, sum(job.steps for job in waiting), collected)
+    return waiting, collected
+
+
+class Place(Protocol):
+    """Where runs are made. What ``start`` returns for a run is handed to the other methods.
+
+    after_interruption: what whoever interrupted is told.
+    """
+
+    after_interruption: str
+
+    def ready(self, waiting: list[Job], running: Collection[Job]) -> list[Job]:
+        """Those of the waiting runs that may start now, in this order."""
+        ...
+
+    def start(self, job: Job, running: Mapping[Job, Any]) -> Any:
+        """Start a run beside those that are running."""
+        ...
+
+    def wait(self, running: Mapping[Job, Any]) -> list[Job]:
+        """Return those that have ended, after a short while."""
+        ...
+
+    def finish(self, job: Job, started: Any, results: Path, again: bool) -> bool:
+        """See to the receipts of a run that has ended; returns whether it ended well, and says why not."""
+        ...
+
+    def leave(self, running: Mapping[Job, Any]) -> None:
+        """The command ends: see to what still runs."""
+        ...
+
+
+class Here:
+    """This machine: runs are processes of this command, a few side by side, and end with it."""
+
+    after_interruption = "the same command goes on from the last checkpoints"
+
+    def __init__(self, at_a_time: int) -> None:
+        self.at_a_time = at_a_time
+
+    def ready(self, waiting: list[Job], running: Collection[Job]) -> list[Job]:
+        """As many as there is room for; none that shares a folder with another before it."""
+        return next_jobs(waiting, running, self.at_a_time)
+
+    def start(self, job: Job, running: Mapping[Job, subprocess.Popen]) -> subprocess.Popen:
+        """Start a process."""
+        return start(job)
+
+    def wait(self, running: Mapping[Job, subprocess.Popen]) -> list[Job]:
+        """Return soon after a process has ended."""
+        wait_for_one(running.values())
+        return [job for job, process in running.items() if process.poll() is not None]
+
+    def finish(self, job: Job, started: subprocess.Popen, results: Path, again: bool) -> bool:
+        """Collect the receipts."""
+        return finish(job, started, results, again)
+
+    def leave(self, running: Mapping[Job, subprocess.Popen]) -> None:
+        """End the processes and whatever they started."""
+        end(running.values())
 
 
 def work_off(
     open_jobs: Callable[[], list[Job]],
     results: Path,
-    at_a_time: int,
+    place: Place,
     steps: int | None = None,
     collected: Collection[Job] = (),
     ended: Callable[[Job, bool], None] = lambda job, fine: None,
 ) -> list[Job]:
-    """Run open jobs, a few side by side, until there are none; returns those that failed.
+    """Run open jobs until there are none; returns those that failed.
 
     open_jobs: what may start, the most urgent first; asked again whenever a run has ended, so more may open. collected:
     jobs whose receipts are there already. ended: told of every run that ends, and whether it ended well.
     """
     failed: list[Job] = []
-    running: dict[Job, subprocess.Popen] = {}
+    running: dict[Job, Any] = {}
     bar = tqdm(total=steps, unit="step", disable=not interactive())
     done, tried, waiting = 0, set[str](), open_jobs()
     try:
         while waiting or running:
-            for job in next_jobs(waiting, running, at_a_time):
+            for job in place.ready(waiting, running):
                 tried.add(job.parameters["run_dir"])
                 try:
-                    running[job] = start(job)
+                    running[job] = place.start(job, running)
                 except (ItmError, OSError) as error:
                     tqdm.write(f"{job.label}: not started: {error}", file=sys.stderr)
                     failed.append(job)
                     ended(job, False)
-            wait_for_one(running.values())
+            ended_now = place.wait(running)
             if not bar.disable:
                 bar.n = done + sum(job.steps_done() for job in running)
                 bar.refresh()
-            for job in [job for job, process in running.items() if process.poll() is not None]:
-                process = running.pop(job)
+            for job in ended_now:
                 done += job.steps
-                fine = finish(job, process, results, again=job in collected)
+                fine = place.finish(job, running.pop(job), results, job in collected)
                 failed += [] if fine else [job]
                 ended(job, fine)
             waiting = [job for job in open_jobs() if job.parameters["run_dir"] not in tried]
     except KeyboardInterrupt:
-        end(running.values())
-        raise ItmError("interrupted; the same command goes on from the last checkpoints") from None
+        raise ItmError(f"interrupted; {place.after_interruption}") from None
     finally:
+        place.leave(running)
         bar.close()
     return failed
 
@@ -395,8 +470,9 @@ def next_jobs(waiting: list[Job], running: Iterable[Job], at_a_time: int) -> lis
 def start(job: Job) -> subprocess.Popen:
     """Start papermill; all it says goes to a log beside the checkpoints."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    environment = environment_of(job.parameters) | {SEARCH_RECORD: os.pathsep.join(job.experiment.records)}
-    with (job.folder / "papermill.log").open("a", encoding="utf-8") as log:
+    given = {SEARCH_RECORD: os.pathsep.join(job.experiment.records), SAVE_REQUEST: str(job.save_request)}
+    environment = environment_of(job.parameters) | given
+    with job.log.open("a", encoding="utf-8") as log:
         command = ["itm_lab.experiments.papermill_process", *job.command()[1:]]
         if job.processes > 1:
             command = ["itm_lab.experiments.launch", str(job.processes), *command]
@@ -415,12 +491,8 @@ def environment_of(parameters: Mapping[str, Any]) -> dict[str, str]:
 
 def finish(job: Job, process: subprocess.Popen, results: Path, again: bool = False) -> bool:
     """Collect the receipts of a run, or say why there are none. again: they are there, and this run must have their ranks."""
-    log = job.folder / "papermill.log"
     if process.returncode:
-        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        lines = [line for line in lines if not line.startswith("[IPKernelApp]")]  # a kernel that outlived its parent
-        said = printable(lines[-1]) if lines else "no output"  # a log may hold anything, commands of a terminal too
-        tqdm.write(f"{job.label}: failed: {said}\n  log: {log}", file=sys.stderr)
+        tqdm.write(f"{job.label}: failed: {last_words(job.log)}\n  log: {job.log}", file=sys.stderr)
         return False
     try:
         (check_again if again else collect)(job, results)
@@ -428,6 +500,15 @@ def finish(job: Job, process: subprocess.Popen, results: Path, again: bool = Fal
         tqdm.write(f"{job.label}: failed: {error}", file=sys.stderr)
         return False
     return True
+
+
+def last_words(log: Path) -> str:
+    """The last line that a run said; a log may hold anything, commands of a terminal too."""
+    if not log.is_file():
+        return "no output"
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("[IPKernelApp]")]  # a kernel that outlived its parent
+    return printable(lines[-1]) if lines else "no output"
 
 
 def collect(job: Job, results: Path) -> None:
@@ -481,9 +562,12 @@ class TableRow(NamedTuple):
         return all(receipt["dataset"][name] == self.dataset[name] for name in ("name", "split"))
 
 
-def with_processes(jobs: Sequence[Job], count: int) -> list[Job]:
-    """The same runs, each trained by so many processes; refused where these cannot have a GPU each, or rows to share."""
-    gpus, least = torch.cuda.device_count(), LEAST * count
+def with_processes(jobs: Sequence[Job], count: int, gpus: int) -> list[Job]:
+    """The same runs, each trained by so many processes; refused where these cannot have a GPU each, or rows to share.
+
+    gpus: of the machine that trains; without any, processes share the CPU.
+    """
+    least = LEAST * count
     for job in jobs if count > 1 else ():
         if job.parameters["device"] != "cpu" and 0 < gpus < count:
             raise input_error("--processes", str(count), f"at most {gpus}, one for each GPU, or -p device=cpu")

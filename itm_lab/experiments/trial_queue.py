@@ -29,6 +29,7 @@ from itm_lab.experiments.experiment_files import (
 from itm_lab.experiments.plan import missing_searches, with_choices
 from itm_lab.experiments.processes import interrupted_by_signals
 from itm_lab.experiments.runner import (
+    Here,
     Job,
     collect,
     ensemble_variant,
@@ -280,7 +281,7 @@ def run_queue(queue: TrialQueue, at_a_time: int) -> bool:
     """Work off a queue and name at its end what failed; returns whether nothing did."""
     queue.tidy()
     queue.average()
-    work_off(queue.jobs, queue.results, at_a_time, collected=queue.again, ended=queue.ended)
+    work_off(queue.jobs, queue.results, Here(at_a_time), collected=queue.again, ended=queue.ended)
     if queue.failed:
         named = "\n  ".join(dict.fromkeys(queue.failed.values()))
         tqdm.write(f"failed, and tried again by the next start of the queue:\n  {named}", file=sys.stderr)

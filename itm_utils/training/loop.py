@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -45,6 +46,7 @@ LOST = (
     "Broken pipe",
     "Connection refused",
 )  # gloo's words for a process that is gone
+SAVE_REQUEST = "ITM_SAVE_REQUEST"  # environment: a file; where it appears, a checkpoint is written, and it is removed
 KEPT = 2  # checkpoints that stay on disk: the newest, and the one before it in case that one is damaged
 
 
@@ -137,6 +139,7 @@ class _Run:
         self.folder, self.validate, self.provenance = folder, validate, provenance
         self.step, self.best, self.best_weights, self.log, self.seconds = 0, {}, {}, [], 0.0
         self.unread, self.whole = [], []
+        self.request = Path(os.environ[SAVE_REQUEST]) if SAVE_REQUEST in os.environ else None
         self.provenance |= data.identity() | {"objective": _described(objective)}
         set_seed(config.seed)
         # Two runs of one process may differ in device or precision; the library remembers the first otherwise.
@@ -296,13 +299,22 @@ class _Run:
     def _after_step(self) -> None:
         """Read, then validate, then save: a checkpoint holds all that happened up to its step."""
         validates = self.validate is not None and self._due(self.config.validate_every or self.steps_per_epoch)
-        saves = self._due(self.config.checkpoint_every)
+        asked = self._asked_to_save()
+        saves = asked or self._due(self.config.checkpoint_every)
         if validates or saves:
             self._read_unread()
         if validates:
             self._validate()
         if saves:
             self._save()
+        if asked and self.main and self.request is not None:
+            self.request.unlink(missing_ok=True)
+
+    def _asked_to_save(self) -> bool:
+        """Whether somebody who is about to end this process waits for a checkpoint. All processes ask in the same step."""
+        if self.request is None or not self._due(READ_EVERY):
+            return False
+        return bool(distributed.agreed(self.main and self.request.exists()))
 
     def _validate(self) -> None:
         assert self.validate is not None

@@ -87,6 +87,38 @@ def test_a_finished_run_is_not_run_again(toy_pairs: PairDataset, tmp_path: Path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
+def test_a_training_that_is_asked_saves_between_its_checkpoints_and_goes_on_from_there(
+    toy_pairs: PairDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a job of a cluster asks for it before its time is up; whatever is saved in between changes no number."""
+    config, request = replace(CONFIG, checkpoint_every=1000), tmp_path / "save"
+    monkeypatch.setattr(loop, "READ_EVERY", 3)
+    torch.manual_seed(0)
+    train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, config, tmp_path / "whole")
+    monkeypatch.setenv(loop.SAVE_REQUEST, str(request))
+    batches: list[int] = []
+
+    class Asking(InBatchSoftmax):
+        def __call__(self, model, batch):
+            batches.append(1)
+            if len(batches) == 4:
+                request.touch()  # it is seen at the next reading, after step 6
+            if len(batches) == 8:
+                assert not request.exists()
+                raise KeyboardInterrupt
+            return super().__call__(model, batch)
+
+    Asking.__qualname__ = InBatchSoftmax.__qualname__
+    with pytest.raises(KeyboardInterrupt):
+        train(model_for(toy_pairs), Asking(), toy_pairs, config, tmp_path / "cut")
+    assert [path.stem for path in (tmp_path / "cut").glob("step-*")] == ["step-00000006"]
+    train(model_for(toy_pairs), InBatchSoftmax(), toy_pairs, config, tmp_path / "cut")
+    one, other = ((tmp_path / name / "log.jsonl").read_text() for name in ("whole", "cut"))
+    assert one == other
+    last = [read_checkpoint(max((tmp_path / name).glob("step-*"))).tensors for name in ("whole", "cut")]
+    assert all(torch.equal(tensor, last[1][name]) for name, tensor in last[0].items())
+
+
 def test_the_loop_is_plain_adam_with_clipping(toy_pairs: PairDataset, tmp_path: Path) -> None:
     config = replace(CONFIG, clip_norm=0.05, schedule="constant")
     trained = model_for(toy_pairs)
