@@ -18,6 +18,7 @@ from torch import Tensor
 from itm_lab.data.opening import token_states
 from itm_lab.finished_run import captions_of, load_matcher
 from itm_lab.paths import Paths
+from itm_lab.records.chapter import Chapter
 from itm_lab.records.receipts import Evidence, read_evidence, read_receipt
 from itm_utils.data.precomp import PrecompSplit
 from itm_utils.errors import input_error
@@ -91,6 +92,30 @@ def load_kept(chapter: str, variant: str = "", folder: Path | None = None) -> Ke
     if "rsum" not in record["metrics"] or "texts" not in known:
         raise input_error(record_path, "no rsum, or weights that say nothing of their captions", "a kept model", HINT)
     return KeptModel(model.eval(), known, record, path)
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """The model that a page inspects, evaluating. label: what to call it. parameters: those it was trained with."""
+
+    model: Matcher
+    label: str
+    parameters: Mapping[str, Any]
+    texts: Captions  # of the test split, as the model reads them
+
+
+def inspected(run: Chapter, own: Matcher, variant: str = "") -> Inspected:
+    """The chapter's kept model on Scenes; elsewhere, for a run with a folder, and where nothing is kept, the run's own.
+
+    run: with its data open. own: the model that it trained. variant: which is meant, where several are kept.
+    """
+    assert run.data is not None  # opened before there was a model
+    paths, of_page = Paths.find_or_none(), run.parameters["dataset"] == "scenes" and not run.parameters["run_dir"]
+    if of_page and paths is not None and kept_records(paths.weights, run.name):
+        kept = load_kept(run.name, variant)
+        return Inspected(kept.model, kept.label, kept.record["parameters"], kept.captions(run.data.test))
+    label = f"{run.parameters['variant']}, seed {run.parameters['seed']}, trained by this run"
+    return Inspected(own.eval(), label, run.parameters, run.data.test_texts)
 
 
 def find_kept(chapter: str, variant: str, folder: Path) -> Path:

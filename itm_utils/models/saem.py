@@ -154,34 +154,6 @@ class TextCNN(nn.Module):
         return torch.cat(pooled, dim=1)
 
 
-# cell angular-loss
-def angular_costs(anchors: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    """4 (a + p) n - 4 a p of every anchor with every negative: (b, n), positives -inf.
-
-    All are (b, d); anchor b, positive b and negative b belong together.
-    """
-    positive = (anchors * positives).sum(dim=1, keepdim=True)  # (b, 1)
-    costs = 4 * (anchors + positives) @ negatives.T - 4 * positive
-    same = torch.eye(len(costs), dtype=torch.bool, device=costs.device)
-    return costs.masked_fill(same, -math.inf)
-
-
-def angular_loss(images: Tensor, texts: Tensor, soft: bool = False) -> Tensor:
-    """Angular loss of matched unit vectors (b, d) at 45 degrees, in both directions.
-
-    The hardest negative of every anchor, summed; soft: all of them, averaged.
-    """
-    loss = images.new_zeros(())
-    for anchors, positives in ((images, texts), (texts, images)):
-        costs = angular_costs(anchors, positives, positives)
-        if soft:
-            one = costs.new_zeros(len(costs), 1)  # exp(0)
-            loss = loss + torch.cat([one, costs], dim=1).logsumexp(dim=1).mean()
-        else:
-            loss = loss + nn.functional.softplus(costs.amax(dim=1)).sum()
-    return loss
-
-
 # cell two-sides
 class ImageEncoder(nn.Module):
     """Linear projection of the regions, then self-attention among them."""
@@ -287,6 +259,34 @@ class SAEM(GlobalEmbeddingMixin, Matcher):
                 self.image_encoder
             )
         return losses
+
+
+# cell angular-loss
+def angular_costs(anchors: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """4 (a + p) n - 4 a p of every anchor with every negative: (b, n), positives -inf.
+
+    All are (b, d); anchor b, positive b and negative b belong together.
+    """
+    positive = (anchors * positives).sum(dim=1, keepdim=True)  # (b, 1)
+    costs = 4 * (anchors + positives) @ negatives.T - 4 * positive
+    same = torch.eye(len(costs), dtype=torch.bool, device=costs.device)
+    return costs.masked_fill(same, -math.inf)
+
+
+def angular_loss(images: Tensor, texts: Tensor, soft: bool = False) -> Tensor:
+    """Angular loss of matched unit vectors (b, d) at 45 degrees, in both directions.
+
+    The hardest negative of every anchor, summed; soft: all of them, averaged.
+    """
+    loss = images.new_zeros(())
+    for anchors, positives in ((images, texts), (texts, images)):
+        costs = angular_costs(anchors, positives, positives)
+        if soft:
+            one = costs.new_zeros(len(costs), 1)  # exp(0)
+            loss = loss + torch.cat([one, costs], dim=1).logsumexp(dim=1).mean()
+        else:
+            loss = loss + nn.functional.softplus(costs.amax(dim=1)).sum()
+    return loss
 
 
 # cell own-terms

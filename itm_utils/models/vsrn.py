@@ -41,7 +41,7 @@ def relations(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
     return affinity.masked_fill(~mask[:, None, :], 0) / count
 
 
-# cell reasoning-step
+# cell apply-masked
 def real_rows(mask: Tensor, lengths: Tensor | None) -> Tensor | None:
     """Positions of the real regions among all i * r; None if there is no padding.
 
@@ -67,6 +67,7 @@ def apply_masked(
     return changed.new_zeros(flat.shape).index_copy(0, rows, changed).view_as(x)
 
 
+# cell reasoning-step
 class ReasoningStep(nn.Module):
     """Graph convolution over the regions of an image, with a residual connection."""
 
@@ -91,24 +92,10 @@ class ReasoningStep(nn.Module):
         return regions + apply_masked(self.norm, self.out_proj(messages), mask, lengths)
 
 
-# cell read-regions
-def encode_regions(
-    gru: nn.GRU, regions: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a GRU over the real regions, in their order.
-
-    Returns the states (i, r, d) with their mask (i, r), padding last, and the state
-    after the last real region (i, d).
-    """
-    order = (~mask).int().argsort(dim=1, stable=True)  # real regions first
-    states = gru(regions.take_along_dim(order[..., None], dim=1))[0]
-    last = mask.sum(dim=1) - 1
-    rows = torch.arange(len(last), device=last.device)
-    return states, mask.take_along_dim(order, dim=1), states[rows, last]
-
-
 # cell region-norm
 NORM_AXES = ("width", "regions")
+ARCHITECTURES = ("coco", "f30k")
+CHOICES = {"architecture": ARCHITECTURES, "norm_axis": NORM_AXES, "measure": MEASURES}
 
 
 def normalize_regions(regions: Tensor, norm_axis: str) -> Tensor:
@@ -122,109 +109,7 @@ def normalize_regions(regions: Tensor, norm_axis: str) -> Tensor:
     return l2_normalize(regions.mT).mT
 
 
-# cell targets
-IGNORE_INDEX = -100  # a target without a loss, as in F.cross_entropy
-
-
-def teacher_forcing(texts: TextBatch, max_len: int) -> tuple[Tensor, Tensor]:
-    """Input tokens of the caption decoder and its targets: (b, t) each.
-
-    A caption is truncated to ``max_len`` tokens, the last of which is then the end mark.
-    One padding token after the end is a target as well, as in the public code.
-    """
-    steps = min(texts.words.shape[1], max_len - 1)
-    position = torch.arange(steps + 1, device=texts.words.device)
-    length = texts.lengths[:, None].to(position.device, non_blocking=True)
-    tokens = F.pad(texts.words, (0, 1))[:, : steps + 1]
-    tokens = tokens.masked_fill(position >= length, 0)
-    truncated = (position == max_len - 1) & (length >= max_len)
-    tokens = tokens.masked_fill(truncated, SPECIAL.index(END))
-    targets = tokens[:, 1:].masked_fill(position[1:] > length, IGNORE_INDEX)
-    return tokens[:, :-1], targets
-
-
-# cell look-back
-class Memory(NamedTuple):
-    """Encoded regions of an image, the same for all words of its caption.
-
-    states: (b, r, d) of the encoder. padding: (b, r). keys: (b, r, d), the regions' half
-    of the comparison. query_weight: (d, d), the weights of the other half.
-    """
-
-    states: Tensor
-    padding: Tensor
-    keys: Tensor
-    query_weight: Tensor
-
-
-def additive_attention(state: Tensor, memory: Memory, scorer: nn.Linear) -> Tensor:
-    """Context vector (b, d): attention of a decoder ``state`` (b, d) to the regions."""
-    query = F.linear(state, memory.query_weight)[:, None]  # (b, 1, d)
-    logits = scorer(torch.tanh(memory.keys + query))[..., 0]  # (b, r)
-    weights = logits.masked_fill(memory.padding, -torch.inf).softmax(dim=1)
-    return (weights[:, None] @ memory.states)[:, 0]
-
-
-# cell caption-writer
-class CaptionDecoder(nn.Module):
-    """Encode the regions of an image, then decode a caption with additive attention."""
-
-    def __init__(
-        self, vocabulary: int, width: int, hidden: int, word_dim: int, dropout: float
-    ) -> None:
-        super().__init__()
-        self.input_proj = nn.Linear(width, hidden)
-        self.encoder = nn.GRU(hidden, hidden, batch_first=True)
-        self.word_embedding = nn.Embedding(vocabulary, word_dim)
-        self.attention_proj = nn.Linear(2 * hidden, hidden)
-        self.attention_score = nn.Linear(hidden, 1, bias=False)
-        self.decoder = nn.GRUCell(word_dim + hidden, hidden)
-        self.out_proj = nn.Linear(hidden, vocabulary)
-        self.dropout = nn.Dropout(dropout)
-        nn.init.xavier_normal_(self.input_proj.weight)
-        nn.init.xavier_normal_(self.out_proj.weight)
-
-    def encode(self, regions: Tensor, mask: Tensor) -> tuple[Tensor, Memory]:
-        """Initial decoder state (b, d), and the memory that it attends to."""
-        inputs = self.dropout(self.input_proj(regions))
-        states, mask, last = encode_regions(self.encoder, inputs, mask)
-        key_weight, query_weight = self.attention_proj.weight.chunk(2, dim=1)
-        keys = F.linear(states, key_weight, self.attention_proj.bias)
-        return last, Memory(states, ~mask, keys, query_weight)
-
-    def step(self, words: Tensor, state: Tensor, memory: Memory) -> Tensor:
-        """Next state (b, d) after embedded words (b, word_dim)."""
-        context = additive_attention(state, memory, self.attention_score)
-        return self.decoder(self.dropout(torch.cat([words, context], dim=1)), state)
-
-    def forward(self, regions: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
-        """Logits (b, t, vocabulary) of the token after each of ``tokens`` (b, t)."""
-        state, memory = self.encode(regions, mask)
-        states = []
-        for words in self.word_embedding(tokens).unbind(dim=1):
-            state = self.step(words, state, memory)
-            states.append(state)
-        return self.out_proj(torch.stack(states, dim=1))
-
-
-# cell own-loss
-def captioning_loss(
-    decoder: CaptionDecoder, regions: Tensor, batch: PairBatch, max_len: int
-) -> Tensor:
-    """Cross-entropy of the true captions: a sum over words, a mean over pairs."""
-    tokens, targets = teacher_forcing(batch.texts, max_len)
-    logits = decoder(regions, batch.images.mask, tokens).flatten(0, 1)
-    loss = F.cross_entropy(
-        logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-    )
-    return loss / len(batch)
-
-
-# cell reason-and-read
-ARCHITECTURES = ("coco", "f30k")
-CHOICES = {"architecture": ARCHITECTURES, "norm_axis": NORM_AXES, "measure": MEASURES}
-
-
+# cell reason
 def check_choices(**given: str) -> None:
     """Refuse a value that is not among those of a choice."""
     for name, value in given.items():
@@ -262,6 +147,120 @@ class RegionReasoning(nn.Module):
         for step in self.steps:
             regions = step(regions, batch.mask, batch.lengths)
         return normalize_regions(regions, self.norm_axis)
+
+
+# cell read-regions
+def encode_regions(
+    gru: nn.GRU, regions: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a GRU over the real regions, in their order.
+
+    Returns the states (i, r, d) with their mask (i, r), padding last, and the state
+    after the last real region (i, d).
+    """
+    order = (~mask).int().argsort(dim=1, stable=True)  # real regions first
+    states = gru(regions.take_along_dim(order[..., None], dim=1))[0]
+    last = mask.sum(dim=1) - 1
+    rows = torch.arange(len(last), device=last.device)
+    return states, mask.take_along_dim(order, dim=1), states[rows, last]
+
+
+# cell targets
+IGNORE_INDEX = -100  # a target without a loss, as in F.cross_entropy
+
+
+def teacher_forcing(texts: TextBatch, max_len: int) -> tuple[Tensor, Tensor]:
+    """Input tokens of the caption decoder and its targets: (b, t) each.
+
+    A caption is truncated to ``max_len`` tokens, the last of which is then the end mark.
+    One padding token after the end is a target as well, as in the public code.
+    """
+    steps = min(texts.words.shape[1], max_len - 1)
+    position = torch.arange(steps + 1, device=texts.words.device)
+    length = texts.lengths[:, None].to(position.device, non_blocking=True)
+    tokens = F.pad(texts.words, (0, 1))[:, : steps + 1]
+    tokens = tokens.masked_fill(position >= length, 0)
+    truncated = (position == max_len - 1) & (length >= max_len)
+    tokens = tokens.masked_fill(truncated, SPECIAL.index(END))
+    targets = tokens[:, 1:].masked_fill(position[1:] > length, IGNORE_INDEX)
+    return tokens[:, :-1], targets
+
+
+# cell decoder-attention
+class Memory(NamedTuple):
+    """Encoded regions of an image, the same for all words of its caption.
+
+    states: (b, r, d) of the encoder. padding: (b, r). keys: (b, r, d), the regions' half
+    of the comparison. query_weight: (d, d), the weights of the other half.
+    """
+
+    states: Tensor
+    padding: Tensor
+    keys: Tensor
+    query_weight: Tensor
+
+
+def additive_weights(state: Tensor, memory: Memory, scorer: nn.Linear) -> Tensor:
+    """Attention weights (b, r) of a decoder ``state`` (b, d) over the regions."""
+    query = F.linear(state, memory.query_weight)[:, None]  # (b, 1, d)
+    logits = scorer(torch.tanh(memory.keys + query))[..., 0]  # (b, r)
+    return logits.masked_fill(memory.padding, -torch.inf).softmax(dim=1)
+
+
+# cell caption-writer
+class CaptionDecoder(nn.Module):
+    """Encode the regions of an image, then decode a caption with additive attention."""
+
+    def __init__(
+        self, vocabulary: int, width: int, hidden: int, word_dim: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.input_proj = nn.Linear(width, hidden)
+        self.encoder = nn.GRU(hidden, hidden, batch_first=True)
+        self.word_embedding = nn.Embedding(vocabulary, word_dim)
+        self.attention_proj = nn.Linear(2 * hidden, hidden)
+        self.attention_score = nn.Linear(hidden, 1, bias=False)
+        self.decoder = nn.GRUCell(word_dim + hidden, hidden)
+        self.out_proj = nn.Linear(hidden, vocabulary)
+        self.dropout = nn.Dropout(dropout)
+        nn.init.xavier_normal_(self.input_proj.weight)
+        nn.init.xavier_normal_(self.out_proj.weight)
+
+    def encode(self, regions: Tensor, mask: Tensor) -> tuple[Tensor, Memory]:
+        """Initial decoder state (b, d), and the memory that it attends to."""
+        inputs = self.dropout(self.input_proj(regions))
+        states, mask, last = encode_regions(self.encoder, inputs, mask)
+        key_weight, query_weight = self.attention_proj.weight.chunk(2, dim=1)
+        keys = F.linear(states, key_weight, self.attention_proj.bias)
+        return last, Memory(states, ~mask, keys, query_weight)
+
+    def step(self, words: Tensor, state: Tensor, memory: Memory) -> Tensor:
+        """Next state (b, d) after embedded words (b, word_dim)."""
+        weights = additive_weights(state, memory, self.attention_score)
+        context = (weights[:, None] @ memory.states)[:, 0]  # (b, d)
+        return self.decoder(self.dropout(torch.cat([words, context], dim=1)), state)
+
+    def forward(self, regions: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        """Logits (b, t, vocabulary) of the token after each of ``tokens`` (b, t)."""
+        state, memory = self.encode(regions, mask)
+        states = []
+        for words in self.word_embedding(tokens).unbind(dim=1):
+            state = self.step(words, state, memory)
+            states.append(state)
+        return self.out_proj(torch.stack(states, dim=1))
+
+
+# cell own-loss
+def captioning_loss(
+    decoder: CaptionDecoder, regions: Tensor, batch: PairBatch, max_len: int
+) -> Tensor:
+    """Cross-entropy of the true captions: a sum over words, a mean over pairs."""
+    tokens, targets = teacher_forcing(batch.texts, max_len)
+    logits = decoder(regions, batch.images.mask, tokens).flatten(0, 1)
+    loss = F.cross_entropy(
+        logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    )
+    return loss / len(batch)
 
 
 # cell vsrn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,13 @@ from itm_lab.experiments import keep as keeping
 from itm_lab.experiments.keep import Places
 from itm_lab.experiments.plan import plan
 from itm_lab.experiments.runner import Job, collect
+from itm_lab.finished_run import load_matcher
 from itm_lab.paths import Paths
 from itm_lab.publish.kept_page import HEADS, fragment, row
 from itm_lab.records import chapter as chapters
 from itm_lab.records.chapter import Chapter
 from itm_lab.records.checkout import Code
-from itm_lab.records.kept import differing_ranks, halved, kept_records, load_kept
+from itm_lab.records.kept import differing_ranks, halved, inspected, kept_records, load_kept
 from itm_lab.records.receipts import counts_as_evidence, processor, read_receipt, receipt_path
 from itm_utils.data.precomp import PrecompSplit, open_split
 from itm_utils.errors import ItmError
@@ -319,6 +321,25 @@ def test_which_model_is_meant_must_be_clear(places: Places) -> None:
         ItmError, match=r"found 2 kept models, expected the variant that is meant. There are Second, Small"
     ):
         load_kept("02_scan", folder=places.out)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "run_dir", "kept_ones"),
+    [("scenes", "", True), ("scenes", "runs/s5", False), ("data/f30k", "", False), ("scenes", "", False)],
+)
+def test_a_page_inspects_the_kept_model_and_a_run_its_own(
+    places: Places, split: PrecompSplit, monkeypatch: pytest.MonkeyPatch, dataset: str, run_dir: str, kept_ones: bool
+) -> None:
+    if kept_ones or dataset != "scenes" or run_dir:  # else there is none to inspect
+        keep(places)
+    monkeypatch.setattr(Paths, "find_or_none", lambda: Paths(places.out.parent))
+    monkeypatch.setattr(Paths, "find", lambda: Paths(places.out.parent))
+    parameters = {"dataset": dataset, "run_dir": run_dir, "variant": "Mine", "seed": 3}
+    texts, own = object(), load_matcher(places.runs / "scan/f30k/t2i/s5/best.safetensors")[0].train()
+    run = SimpleNamespace(name="02_scan", parameters=parameters, data=SimpleNamespace(test=split, test_texts=texts))
+    seen = inspected(run, own)
+    assert (seen.model is own) == (seen.texts is texts) == (seen.parameters is parameters) == (not kept_ones)
+    assert seen.label.startswith("Small, seed " if kept_ones else "Mine, seed 3, ") and not seen.model.training
 
 
 def test_other_data_are_refused(places: Places, tmp_path: Path) -> None:
