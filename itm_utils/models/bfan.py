@@ -64,6 +64,7 @@ def focal_threshold(weights: Tensor, focal: str, real: Tensor | None = None) -> 
     return (weights * root).sum(dim=1, keepdim=True) / root.sum(dim=1, keepdim=True)
 
 
+# cell refocus-weights
 def focal_weights(
     weights: Tensor,
     focal: str,
@@ -87,6 +88,25 @@ def focal_weights(
     if not renormalize:
         return kept
     return kept * kept.sum(dim=1, keepdim=True).reciprocal()
+
+
+# cell score-by-loop
+def score_by_loop(
+    images: Images, texts: Texts, temperature: float, focal: str, ties: str = "keep"
+) -> Tensor:
+    """Reference scores (i, c), one caption at a time; all regions must be real."""
+    columns = []
+    for words, mask in zip(texts.local, texts.mask, strict=True):
+        repeated = words[mask].expand(len(images), -1, -1)  # (i, w, d)
+        regions, column = images.local, 0
+        for keys, queries in ((regions, repeated), (repeated, regions)):
+            weights = attend(keys @ queries.mT, "clipped_l2norm", temperature)
+            weights = focal_weights(weights, focal, ties)
+            attended = weights.mT @ keys  # (i, q, d)
+            relevance = torch.cosine_similarity(queries, attended, dim=-1)
+            column = column + relevance.mean(dim=1)
+        columns.append(column)
+    return torch.stack(columns, dim=1)
 
 
 # cell focal-score
@@ -121,25 +141,6 @@ def focal_score(
     weights = focal_attention(affinity, shapes, *args)
     relevance = cosine_from_gram(affinity, weights, gram, query_norm)
     return pool_queries(relevance, shapes, "Mean", 1.0, mask)
-
-
-# cell score-by-loop
-def score_by_loop(
-    images: Images, texts: Texts, temperature: float, focal: str, ties: str = "keep"
-) -> Tensor:
-    """Reference scores (i, c), one caption at a time; all regions must be real."""
-    columns = []
-    for words, mask in zip(texts.local, texts.mask, strict=True):
-        repeated = words[mask].expand(len(images), -1, -1)  # (i, w, d)
-        regions, column = images.local, 0
-        for keys, queries in ((regions, repeated), (repeated, regions)):
-            weights = attend(keys @ queries.mT, "clipped_l2norm", temperature)
-            weights = focal_weights(weights, focal, ties)
-            attended = weights.mT @ keys  # (i, q, d)
-            relevance = torch.cosine_similarity(queries, attended, dim=-1)
-            column = column + relevance.mean(dim=1)
-        columns.append(column)
-    return torch.stack(columns, dim=1)
 
 
 # cell bfan-class
