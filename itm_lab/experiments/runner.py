@@ -484,7 +484,7 @@ def environment_of(parameters: Mapping[str, Any]) -> dict[str, str]:
     from itm_lab.notebook_io import KERNEL_ENVIRONMENT  # here: a plan does without nbformat
 
     left_out = ["HF_HUB_OFFLINE"]  # BERT comes from the model hub, unless the user says otherwise
-    if parameters["device"] != "cpu":  # one thread each is for runs that share a processor
+    if parameters.get("device", "cpu") != "cpu":  # one thread each is for runs that share a processor
         left_out += [name for name in KERNEL_ENVIRONMENT if name.endswith("_NUM_THREADS")]
     return os.environ | {name: value for name, value in KERNEL_ENVIRONMENT.items() if name not in left_out}
 
