@@ -78,7 +78,9 @@ class Module:
             else:
                 self.define(defined_name(where, statement), where)
                 defined += [statement] if isinstance(statement, ast.ClassDef) else []
-        kept = [line for number, line in enumerate(lines_of_code, start=1) if number not in moved and not MORE.match(line)]
+        kept = [
+            line for number, line in enumerate(lines_of_code, start=1) if number not in moved and not MORE.match(line)
+        ]
         if body := "\n".join(kept).strip():
             for statement in defined:
                 names = {ast_name for part in statement.body for ast_name in names_in(part)}

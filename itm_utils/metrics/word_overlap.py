@@ -31,7 +31,7 @@ def negative_overlap(scores: np.ndarray, owner: np.ndarray, captions: Sequence[s
 
 
 def bags_of_words(captions: Sequence[str]) -> np.ndarray:
-    """(c, words) float32, one where a caption has the word."""
+    """(c, words) float32: 1 at the words that a caption has."""
     texts = [caption.lower().split() for caption in captions]
     index = {word: column for column, word in enumerate(sorted({word for text in texts for word in text}))}
     rows = np.zeros((len(texts), len(index)), dtype=np.float32)
