@@ -57,6 +57,28 @@ def planned_runs(chapter: str, variant: str, seeds: Iterable[int], dataset: str 
     return [found[seed] for seed in seeds if seed in found]
 
 
+def current_values(chapter: str, variant: str, metric: str = "rsum", dataset: str = "scenes") -> dict[int, float]:
+    """Seed → one metric of a variant, from its receipts of today's protocol."""
+    known = [one for one in variant_receipts(chapter, variant, dataset) if not is_old_protocol(one)]
+    return {one["seed"]: one["metrics"][metric]["value"] for one in known}
+
+
+def differences_from(
+    chosen: float, variants: Mapping[float, str], chapter: str, dataset: str = "scenes"
+) -> dict[float, Interval]:
+    """Setting → interval of the differences in rsum from the chosen setting, over the seeds that both have run.
+
+    variants: setting → variant. Settings with fewer than two common seeds are left out; receipts are those of today's protocol.
+    """
+    values = {setting: current_values(chapter, name, dataset=dataset) for setting, name in variants.items()}
+    base, found = values[chosen], {}
+    for setting, by_seed in values.items():
+        common = sorted(base.keys() & by_seed.keys())
+        if len(common) > 1:
+            found[setting] = seed_interval([by_seed[seed] - base[seed] for seed in common])
+    return found
+
+
 def collapse_means(receipts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """What it is → mean over receipts of each number in which a collapse shows; empty for receipts without them.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from nbformat import NotebookNode
 
 from itm_lab.notebook_io import NUMBER, find_notebooks, is_chapter, read_notebook
+from itm_lab.publish.folding import MORE
 from itm_utils.errors import ItmError, input_error
 from itm_utils.files import write_text
 
@@ -77,7 +78,9 @@ class Module:
             else:
                 self.define(defined_name(where, statement), where)
                 defined += [statement] if isinstance(statement, ast.ClassDef) else []
-        kept = [line for number, line in enumerate(lines_of_code, start=1) if number not in moved]
+        kept = [
+            line for number, line in enumerate(lines_of_code, start=1) if number not in moved and not MORE.match(line)
+        ]
         if body := "\n".join(kept).strip():
             for statement in defined:
                 names = {ast_name for part in statement.body for ast_name in names_in(part)}

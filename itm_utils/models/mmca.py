@@ -309,10 +309,9 @@ class MMCA(Matcher):
 
     heads: 16 in the paper, whatever the width (M23); 0 for heads of width 16.
     feed_forward: inner width of both layers; 0 for ``width``. channels, full_windows: of
-    both text CNNs. cross_weight: of the second score. parts: which scores count. blocks:
-    attention blocks of the cross-attention module that are not masked. one_vector: the
-    mean of the regions replaces them. text_backbone: of the token states, bert or gru;
-    vocabulary_size and word_dim belong to gru.
+    both text CNNs. cross_weight: α. parts: which scores count. blocks: which are not
+    masked. one_vector: the mean of the regions replaces them. text_backbone: bert or
+    gru; vocabulary_size and word_dim belong to gru.
     """
 
     compiles = ("score_tile", "score_pairs")  # ``score`` itself only loops over tiles
@@ -403,6 +402,16 @@ class MMCA(Matcher):
         both = first + self.cross_weight * cross
         return Scores.same(cross if self.parts == "cross" else both)
 
+    def bytes_per_pair(self, images: Images, texts: Texts) -> int:
+        """Working memory of ``score`` per pair."""
+        if not self.uses_cross_score:
+            return 4  # one number; the rest is a matrix product
+        r, width = images.local.shape[1:]
+        w, heads = texts.local.shape[1], self.cross_attention.transformer.attention.heads
+        channels = self.cross_attention.text_proj.in_features // 3
+        numbers = (r + w) * width + w * channels + heads * r * w  # sides, taps, logits
+        return 6 * 4 * numbers  # an estimate: six of each alive at once, 4 bytes
+
     def score(self, images: Images, texts: Texts) -> Scores:
         """All pairs: (i, c)."""
         first = images.pooled @ texts.pooled.T
@@ -417,16 +426,6 @@ class MMCA(Matcher):
             return Scores.same(first)
         i1, c1 = self.cross_attention.encode_pairs(images, texts)
         return self.combine_scores(first, (i1 * c1).sum(dim=-1))
-
-    def bytes_per_pair(self, images: Images, texts: Texts) -> int:
-        """Working memory of ``score`` per pair."""
-        if not self.uses_cross_score:
-            return 4  # one number; the rest is a matrix product
-        r, width = images.local.shape[1:]
-        w, heads = texts.local.shape[1], self.cross_attention.transformer.attention.heads
-        channels = self.cross_attention.text_proj.in_features // 3
-        numbers = (r + w) * width + w * channels + heads * r * w  # sides, taps, logits
-        return 6 * 4 * numbers  # an estimate: six of each alive at once, 4 bytes
 
     def attention(self, images: Images, texts: Texts) -> dict[str, Attention]:
         """The two cross blocks of given pairs, summed over heads, rows scaled to sum 1."""
@@ -452,29 +451,7 @@ class MMCA(Matcher):
 TILE = 2**26  # bytes of pairs scored at once on a CPU
 
 
-# cell build
-SIZES = ("token_dim", "width", "heads", "channels", "dropout", "cross_weight")
-SWITCHES = ("full_windows", "parts", "blocks", "one_vector", "text_backbone")
-
-
-def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> MMCA:
-    """The model that the chapter's parameters describe."""
-    given = {name: parameters[name] for name in (*SIZES, *SWITCHES, "word_dim")}
-    words = vocabulary_size if parameters["text_backbone"] == "gru" else 0
-    return MMCA(image_dim, **given, vocabulary_size=words)
-
-
 # cell select-negatives
-def positive_pairs(batch: PairBatch, by_image: bool) -> Tensor:
-    """(b, b) True where image and caption match.
-
-    by_image: a caption matches wherever its image stands; else only in its own pair.
-    """
-    ids = batch.images.ids
-    ids = ids if by_image else torch.arange(len(ids), device=ids.device)
-    return ids[:, None] == ids
-
-
 def select_hardest(
     model: Matcher,
     images: Images,
@@ -491,6 +468,16 @@ def select_hardest(
     if positive is None:
         positive = torch.eye(len(images), dtype=torch.bool, device=device)
     return hardest_negatives(scores, positive)
+
+
+def positive_pairs(batch: PairBatch, by_image: bool) -> Tensor:
+    """(b, b) True where image and caption match.
+
+    by_image: a caption matches wherever its image stands; else only in its own pair.
+    """
+    ids = batch.images.ids
+    ids = ids if by_image else torch.arange(len(ids), device=ids.device)
+    return ids[:, None] == ids
 
 
 def sample_negatives(positive: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -598,6 +585,17 @@ class HardNegativeTripletLoss:
 
 
 # cell stages
+SIZES = ("token_dim", "width", "heads", "channels", "dropout", "cross_weight")
+SWITCHES = ("full_windows", "parts", "blocks", "one_vector", "text_backbone")
+
+
+def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> MMCA:
+    """The model that the chapter's parameters describe."""
+    given = {name: parameters[name] for name in (*SIZES, *SWITCHES, "word_dim")}
+    words = vocabulary_size if parameters["text_backbone"] == "gru" else 0
+    return MMCA(image_dim, **given, vocabulary_size=words)
+
+
 def stages(parameters: Mapping[str, Any], model: MMCA) -> list[Stage]:
     """The one training of a run: the hinge loss with negatives by the full score."""
     names = ("margin", "hardest", "warmup_epochs", "negatives", "by_image")

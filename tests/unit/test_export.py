@@ -47,6 +47,14 @@ def test_round_trip(project: Path) -> None:
     assert differences(project) == {} and export(project) == []
 
 
+def test_the_mark_of_a_fold_stays_in_the_notebook(project: Path) -> None:
+    """What a page folds is no matter of the module; other comments are."""
+    add_cells(project, "#| export\ndef one():\n    return 1\n\n\n# more\n# of the same\ndef two():\n    return 2")
+    export(project)
+    text = (project / "itm_utils/models/tiny.py").read_text()
+    assert "def one()" in text and "# of the same\ndef two()" in text and "# more" not in text
+
+
 def test_stale_module_is_caught_and_named(project: Path) -> None:
     export(project)
     module = project / "itm_utils/models/tiny.py"

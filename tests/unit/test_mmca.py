@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from mmca_weights import ALPHA, HEADS, IMAGE_DIM, TOKEN_DIM, WIDTH, public_weights
 from notebook_cells import cells_of, run_cells
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from toy_dataset import write_toy_dataset
 
 from itm_lab.parity.adapters.mmca import NAMES, load
 from itm_lab.parity.comparison import our_name
 from itm_lab.records.old_names import modern_parameters
 from itm_lab.records.parameters import declared_parameters
 from itm_utils import fast_attention
-from itm_utils.data.phrases import Phrase
-from itm_utils.data.precomp import open_split
 from itm_utils.errors import ItmError
 from itm_utils.fast_attention import GRAPH_FACTOR, attend_pairs
 from itm_utils.matcher import ImageBatch, Images, Matcher, PairBatch, Scores, TextBatch, Texts, length_mask
@@ -1229,14 +1224,3 @@ def test_only_the_page_trains_without_validation(
     names |= {"run": SimpleNamespace(parameters={}, train=train), "stages": lambda *arguments: [None]}
     run_cells("08_mmca", ("train",), names | {"build": lambda *arguments: nn.Linear(1, 1)})
     assert given == [validates]
-
-
-def test_words_to_draw_are_the_nouns_of_phrases_or_the_longest(tmp_path: Path) -> None:
-    split = open_split(write_toy_dataset(tmp_path, {"train": 2, "test": 2}), "test")
-    names = {"Path": Path, "np": np, "photos": "", "teach": False, "blocks": "all"}
-    names |= {"data": SimpleNamespace(test=split), "model": SimpleNamespace(uses_cross_score=True)}
-    shown_words = run_cells("08_mmca", ("word-figure",), names).shown_words
-    text = "two blue stars under a plain mug"
-    phrases = [Phrase(0, 14, np.zeros((1, 4))), Phrase(21, 32, np.zeros((1, 4)))]
-    assert shown_words(text.split(), phrases, text) == [2, 6]
-    assert shown_words(text.split(), [], text) == [2, 3]  # stars, under: the first of equal length

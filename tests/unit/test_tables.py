@@ -10,7 +10,15 @@ from itm_lab.evidence import tables
 from itm_lab.evidence.chance import FILE, chance_beside, with_chance
 from itm_lab.evidence.ledger import Ledger
 from itm_lab.evidence.statistics import seed_interval
-from itm_lab.evidence.tables import collapse_means, collapse_table, lab_table, published_rows, search_table
+from itm_lab.evidence.tables import (
+    collapse_means,
+    collapse_table,
+    current_values,
+    differences_from,
+    lab_table,
+    published_rows,
+    search_table,
+)
 from itm_lab.evidence.verdicts import evaluate
 from itm_lab.paths import Paths
 from itm_lab.publish.ledger_pages import ours
@@ -54,6 +62,23 @@ def test_collapse_is_shown_where_receipts_have_its_numbers(
         "new   loss of a batch at the end 12.5; mean cosine of two images 0.98; spread of the scores 0.01",
         "old   not recorded by these runs",
     ]
+
+
+def test_differences_are_those_of_common_seeds_under_todays_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old receipts and seeds that the chosen setting has not run take no part."""
+
+    def receipt(seed: int, rsum: float, schema: int = 4) -> dict:
+        return {"seed": seed, "schema": schema, "metrics": {"rsum": {"value": rsum}}}
+
+    given = {
+        "chosen": [receipt(5, 100.0), receipt(6, 110.0), receipt(7, 50.0, schema=2)],
+        "more": [receipt(5, 103.0), receipt(6, 114.0), receipt(7, 0.0), receipt(8, 0.0)],
+        "old": [receipt(5, 1.0, schema=2), receipt(6, 2.0, schema=2)],
+    }
+    monkeypatch.setattr(tables, "variant_receipts", lambda chapter, variant, dataset: given[variant])
+    assert current_values("08_mmca", "chosen") == {5: 100.0, 6: 110.0}
+    found = differences_from(0.2, {0.1: "old", 0.2: "chosen", 0.4: "more"}, "08_mmca")
+    assert found == {0.2: (0, 0, 0), 0.4: seed_interval([3.0, 4.0])}
 
 
 def test_one_seed_has_a_value_and_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
