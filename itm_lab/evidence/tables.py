@@ -79,6 +79,41 @@ def differences_from(
     return found
 
 
+@dataclass(frozen=True)
+class LearningCurves:
+    """R@1 on dev after each epoch, mean over seeds. warmup: epochs of it. old: whether the runs are of the old protocol."""
+
+    i2t: list[float]
+    t2i: list[float]
+    warmup: int
+    old: bool
+
+
+def learning_curves(
+    chapter: str, variants: Iterable[str], seeds: Iterable[int], dataset: str = "scenes"
+) -> dict[str, LearningCurves]:
+    """Variant → curves of its receipts of these seeds; without variants that have none.
+
+    Where one variant has receipts of today's protocol, those that have only old ones are left out.
+    """
+    wanted, found = set(seeds), {}
+    for variant in variants:
+        known = of_one_protocol(variant_receipts(chapter, variant, dataset))
+        runs = [run for run in known if run["seed"] in wanted]
+        i2t, t2i = (mean_curve(runs, f"dev_{way}_r1_epoch_") for way in ("i2t", "t2i"))
+        if i2t and t2i:
+            warmup = max(run["parameters"]["warmup_epochs"] for run in runs)
+            found[variant] = LearningCurves(i2t, t2i, warmup, is_old_protocol(runs[0]))
+    newest = min((one.old for one in found.values()), default=True)
+    return {variant: one for variant, one in found.items() if one.old == newest}
+
+
+def mean_curve(runs: Iterable[Mapping[str, Any]], start: str) -> list[float]:
+    """Means over runs of the metrics that begin so, in the order of their names; empty without any."""
+    rows = [[one["value"] for name, one in sorted(run["metrics"].items()) if name.startswith(start)] for run in runs]
+    return [sum(values) / len(values) for values in zip(*rows, strict=True)]
+
+
 def collapse_means(receipts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """What it is → mean over receipts of each number in which a collapse shows; empty for receipts without them.
 

@@ -116,14 +116,6 @@ def anchor_loss(scores: AnchorScores, config: LossConfig) -> Tensor:
     return total
 
 
-def offline_loss(
-    anchors: tuple[AnchorScores, AnchorScores], config: LossConfig
-) -> Tensor:
-    """The loss of a batch: both directions added; a sum over pairs, not a mean."""
-    images, captions = anchors
-    return anchor_loss(images, config).sum() + anchor_loss(captions, config).sum()
-
-
 # cell hardest
 class PairScorer(Protocol):
     """Scores (p,), with gradients, of images ``rows`` with captions ``columns``."""
@@ -325,9 +317,7 @@ class OfflineLoss:
         """The training loop calls this at the start of each epoch, counted from 0."""
         self.hardest_now = epoch >= self.warmup_epochs
 
-    def __call__(
-        self, model: Matcher, batch: PairBatch
-    ) -> tuple[Tensor, dict[str, Any]]:
+    def __call__(self, model: Matcher, batch: PairBatch) -> tuple[Tensor, dict[str, Any]]:
         if not self.hardest_now:
             return self._warmup(model, batch)
         config, budget = self.config, self.budget
@@ -341,6 +331,15 @@ class OfflineLoss:
         extra = model.extra_losses(images, texts, batch)
         loss = offline_loss(anchors, config) + sum(extra.values())
         return loss, {"hardest": 1.0} | loss_statistics(anchors, config)
+
+
+# cell objective-call
+def offline_loss(
+    anchors: tuple[AnchorScores, AnchorScores], config: LossConfig
+) -> Tensor:
+    """The loss of a batch: both directions added; a sum over pairs, not a mean."""
+    images, captions = anchors
+    return anchor_loss(images, config).sum() + anchor_loss(captions, config).sum()
 
 
 # cell build

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable
@@ -17,15 +16,34 @@ import torch
 from notebook_cells import cells_of, run_cells
 from torch import Tensor
 
+from itm_lab.evidence import tables
 from itm_lab.evidence.ledger import Ledger
-from itm_lab.evidence.tables import published_text
+from itm_lab.evidence.tables import learning_curves, published_text
 from itm_lab.experiments.choice import chosen_setting
 from itm_lab.experiments.experiment_files import read_experiments, read_select
 from itm_lab.publish.ledger_pages import page, variant_of
+from itm_lab.records import offline_negatives
+from itm_lab.records.offline_negatives import (
+    STEPS,
+    TURNS,
+    cross_ranks,
+    cross_shares,
+    curve_numbers,
+    dev_curves,
+    epochs_to,
+    false_shares,
+    held_out_anchors,
+    mean_positive_score,
+    online_curves,
+    online_ranks,
+    score_gaps,
+    seconds_of_steps,
+    step_ratios,
+)
 from itm_lab.records.parameters import declared_parameters
 from itm_lab.records.receipts import make_receipt, write_receipt
 from itm_lab.records.rules import comparisons
-from itm_lab.teaching.figures import intervals, method_colour
+from itm_lab.teaching.figures import method_colour
 from itm_utils.errors import ItmError
 from itm_utils.matcher import ImageBatch, Images, Matcher, OfflineNegatives, PairBatch, Scores, TextBatch
 from itm_utils.models import aoq
@@ -55,9 +73,8 @@ from itm_utils.training.loop import TrainConfig, _described
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 IDS = torch.tensor([0, 1, 2, 1, 3, 3])  # two images stand twice in the batch
-# What the chapter defines for its own analysis and does not export.
-CELLS = ("luck", "equation-6", "curves-data", "false-share", "cross-rank", "gaps", "gap-numbers")
-chapter = run_cells("10_aoq", CELLS, vars(aoq) | {"Path": Path})
+# What the chapter teaches with and does not export.
+chapter = run_cells("10_aoq", ("luck", "equation-6"), vars(aoq))
 GIVEN = {"margin": 0.3, "offline_margin": 0.05, "alpha": 0.4, "beta": 1.2}
 
 
@@ -460,11 +477,11 @@ def test_ranks_of_drawn_negatives() -> None:
     negative = np.ones_like(scores, dtype=bool)
     negative[:, :300] = False
     scores[:, :300] += 5  # positives must neither be drawn nor counted
-    ranks = chapter.online_ranks(scores, negative, 20)
+    ranks = online_ranks(scores, negative, 20)
     assert ranks.min() >= 1 and ranks.mean() == pytest.approx(chapter.expected_rank(600, 20), rel=0.1)
-    assert (chapter.online_ranks(scores, negative, 601) == 1).all()  # all of them drawn
+    assert (online_ranks(scores, negative, 601) == 1).all()  # all of them drawn
     assert np.mean(ranks <= 50) == pytest.approx(chapter.chance_of_top(600, 20, 50), abs=0.06)
-    often = chapter.online_ranks(scores[:40], negative[:40], 20, repeats=30)
+    often = online_ranks(scores[:40], negative[:40], 20, repeats=30)
     assert len(often) == 1200 and often.mean() == pytest.approx(chapter.expected_rank(600, 20), rel=0.1)
 
 
@@ -487,9 +504,9 @@ def test_cross_ranks_by_loop() -> None:
             bool(scores.i2t[image, other] >= scores.i2t[image, caption]) for other in range(35) if owner[other] != image
         )
         expected.append(max(5 * among_images - 4, among_captions))
-    found = chapter.cross_ranks(scores, owner)
+    found = cross_ranks(scores, owner)
     assert found.tolist() == expected and len(set(expected)) > 3
-    shares = chapter.cross_shares(scores, owner)
+    shares = cross_shares(scores, owner)
     assert shares["cross_rank_first_share"] == pytest.approx(100 * np.mean(np.array(expected) == 1))
     assert shares["cross_rank_far_share"] == pytest.approx(100 * np.mean(np.array(expected) > 0.008 * 35))
 
@@ -497,8 +514,8 @@ def test_cross_ranks_by_loop() -> None:
 def test_a_perfect_and_a_constant_model_stand_at_the_ends_of_the_cross_rank() -> None:
     owner = np.repeat(np.arange(10), 5)
     perfect = torch.from_numpy((owner[None] == np.arange(10)[:, None]).astype(np.float32))
-    assert (chapter.cross_ranks(Scores.same(perfect), owner) == 1).all()
-    assert (chapter.cross_ranks(Scores.same(torch.zeros(10, 50)), owner) == 46).all()  # 5 * 10 - 4
+    assert (cross_ranks(Scores.same(perfect), owner) == 1).all()
+    assert (cross_ranks(Scores.same(torch.zeros(10, 50)), owner) == 46).all()  # 5 * 10 - 4
 
 
 def test_held_out_anchors_draw_from_the_miners_lists() -> None:
@@ -512,50 +529,97 @@ def test_held_out_anchors_draw_from_the_miners_lists() -> None:
     for caption in range(100):
         marked.t2i[miner.t2i[:, caption].masked_fill(own[:, caption], -1).topk(2).indices, caption] = 1
     marked.i2t[own] = marked.t2i[own] = 2
-    anchors = chapter.held_out_anchors(marked, miner, owner, 16, (4, 2))
+    anchors = held_out_anchors(marked, miner, owner, 16, (4, 2))
     for side in anchors:
         assert len(side.positive) == 96  # six whole batches of a hundred
         assert (side.positive == 2).all() and (side.offline == 1).all()
         assert set(side.online.tolist()) == {0.0, 1.0}  # the hardest of a batch is now and then in the lists
-    again = chapter.held_out_anchors(marked, miner, owner, 16, (4, 2))
+    again = held_out_anchors(marked, miner, owner, 16, (4, 2))
     assert torch.equal(again[0].online, anchors[0].online)
-    gaps = chapter.score_gaps(anchors)
+    gaps = score_gaps(anchors)
     out = torch.cat([side.online == 1 for side in anchors]).float().mean().item()
     assert gaps["gap_positive_offline"] == pytest.approx(1)
     assert gaps["gap_offline_online"] == pytest.approx(1 - out)
     assert gaps["order_violations"] == pytest.approx(100 * out)
     assert gaps["mean_listed_score"] == pytest.approx(1)
-    assert chapter.mean_positive_score(marked, owner) == pytest.approx(2)
+    assert mean_positive_score(marked, owner) == pytest.approx(2)
     one_way = Scores(marked.i2t, marked.t2i + 1)
-    assert chapter.mean_positive_score(one_way, owner) == pytest.approx(2.5)  # both directions count
+    assert mean_positive_score(one_way, owner) == pytest.approx(2.5)  # both directions count
 
 
 def test_epochs_to_a_value(tmp_path: Path) -> None:
     log = [{"step": n, "loss": 1.0} for n in range(3)]
     log += [{"val_i2t_r1": a, "val_t2i_r1": b, "val_rsum": 0.0} for a, b in ((1, 1), (4, 2), (3, 3), (9, 0))]
-    curves = chapter.dev_curves(log)
+    curves = dev_curves(log)
     assert curves == {"i2t": [1, 4, 3, 9], "t2i": [1, 2, 3, 0]}
-    assert [chapter.epochs_to(curves["i2t"], goal) for goal in (0, 4, 9, 10)] == [1, 2, 4, 5]
-    assert [chapter.epochs_to(curves["t2i"], max(curves[way])) for way in ("t2i", "i2t")] == [3, 5]
+    assert [epochs_to(curves["i2t"], goal) for goal in (0, 4, 9, 10)] == [1, 2, 4, 5]
+    assert [epochs_to(curves["t2i"], max(curves[way])) for way in ("t2i", "i2t")] == [3, 5]
     with pytest.raises(ItmError, match="Run the online variant"):
-        chapter.online_curves(tmp_path)
+        online_curves(tmp_path)
     (tmp_path / "final").mkdir()
     (tmp_path / "final" / "log.jsonl").write_text("\n".join(map(json.dumps, log)), encoding="utf-8")
-    assert chapter.online_curves(tmp_path) == curves
+    assert online_curves(tmp_path) == curves
 
 
 def test_a_run_that_never_gets_there_is_not_the_faster_one() -> None:
     """The rule of AOQ-13 subtracts: a miss of the shorter run must not look like a gain."""
     late, never = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], [1.0, 1.0, 1.0]
-    assert chapter.epochs_to(late, max(late)) - chapter.epochs_to(never, max(late)) == 4  # what came out before
-    assert chapter.epochs_to(late, max(late)) - chapter.epochs_to(never, max(late), len(late)) == -1
-    assert chapter.epochs_to(never, max(late), 2) == 4
+    assert epochs_to(late, max(late)) - epochs_to(never, max(late)) == 4  # what came out before
+    assert epochs_to(late, max(late)) - epochs_to(never, max(late), len(late)) == -1
+    assert epochs_to(never, max(late), 2) == 4
+
+
+def test_a_receipt_holds_the_curves_and_how_fast_the_rival_was_reached() -> None:
+    curves = {"i2t": [1.0, 4.0, 3.0], "t2i": [1.0, 2.0, 2.0]}
+    alone = curve_numbers(curves)
+    assert alone["dev_i2t_r1_epoch_02"] == 4.0 and alone["best_dev_t2i_r1"] == 2.0
+    assert alone["epochs_to_best_i2t"] == alone["epochs_to_best_t2i"] == 2 and len(alone) == 10
+    beside = curve_numbers(curves, {"i2t": [2.0, 3.0], "t2i": [1.0, 2.0, 3.0, 4.0, 5.0]})
+    assert beside.items() - alone.items() == {("epochs_to_online_best_i2t", 2), ("epochs_to_online_best_t2i", 6)}
+
+
+def test_curves_of_two_protocols_are_never_drawn_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means over the seeds that are asked for; an old variant stays away where another has been run again."""
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    for seed, curve in ((1, [10.0, 20.0]), (2, [12.0, 26.0]), (3, [90.0, 90.0])):
+        write_curves(tmp_path, "VSRN online", "f30k", seed, curve)
+    write_curves(tmp_path, "VSRN OffTri", "f30k", 1, [1.0, 2.0])
+    found = learning_curves("10_aoq", ["VSRN online", "VSRN OffTri", "VSRN OffQuin"], (1, 2), "f30k")
+    assert list(found) == ["VSRN online", "VSRN OffTri"]
+    assert found["VSRN online"].i2t == found["VSRN online"].t2i == [11.0, 23.0]
+    again = {"VSRN OffTri"}
+    monkeypatch.setattr(tables, "is_old_protocol", lambda receipt: receipt["variant"] not in again)
+    assert list(learning_curves("10_aoq", ["VSRN online", "VSRN OffTri"], (1, 2), "f30k")) == ["VSRN OffTri"]
+
+
+def test_every_loss_has_its_turns_and_moves_the_model() -> None:
+    """The ratio of a receipt is the median over turns of seconds beside those of the online loss in the same turn."""
+    part = pair_batch(4, torch.arange(4))
+    source = SimpleNamespace(batches=[part] * (STEPS + 1))
+    model, taken = two_ways(), []
+
+    def objective(moved: Matcher, batch: PairBatch) -> tuple[Tensor, dict]:
+        taken.append(len(batch))
+        return sum(weight.sum() for weight in moved.parameters()), {}
+
+    before = [weight.detach().clone() for weight in model.parameters()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offline_negatives, "pair_loader", lambda given, *_: iter(given.batches))
+        seconds = seconds_of_steps(
+            model, {"online": objective, "OffTri": objective}, dict.fromkeys(("online", "OffTri"), source), 4
+        )
+    assert [len(of) for of in seconds.values()] == [TURNS, TURNS] and min(min(of) for of in seconds.values()) >= 0
+    assert taken == [4] * (2 * TURNS * (STEPS + 1))  # one more step for each turn, which is not counted
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert step_ratios({"online": [1.0, 2.0, 4.0], "OffTri": [2.0, 2.0, 12.0]}) == {"online": 1.0, "OffTri": 2.0}
 
 
 def test_false_shares_by_place() -> None:
     truth = np.array([[True, False, True, False], [False, False, True, False]])
     lists = np.array([[2, 1, 3], [2, 0, 1]], dtype=np.int32)
-    assert chapter.false_shares(lists, truth).tolist() == [1.0, 0.0, 0.0]
+    assert false_shares(lists, truth).tolist() == [1.0, 0.0, 0.0]
 
 
 def write_curves(root: Path, variant: str, dataset: str, seed: int, curve: list[float]) -> None:
@@ -581,16 +645,9 @@ def test_the_papers_curves_come_from_receipts_of_the_runs_own_dataset(
         write_curves(tmp_path, variant, "f30k", 4, [90.0, 90.0])
         write_curves(tmp_path, variant, "scenes", 5, [80.0, 80.0, 80.0])
     split = SimpleNamespace(identity=lambda: {"name": "f30k"})
-    given = {"data": SimpleNamespace(test=split), "seed": 3, "teach": True, "KINDS": KINDS, "intervals": intervals}
-    given |= {
-        "plt": plt,
-        "np": np,
-        "itertools": itertools,
-        "method_colour": method_colour,
-        "DIRECTIONS": ("i2t", "t2i"),
-    }
-    found = run_cells("10_aoq", ("trial-search", "trial", "trial-pairs", "ablations", "curves"), given)
-    assert list(found.by_variant) == ["BFAN online short", "BFAN AdapOffQuin"]
+    given = {"data": SimpleNamespace(test=split), "seed": 3, "teach": True, "plt": plt, "method_colour": method_colour}
+    found = run_cells("10_aoq", ("curves",), given)
+    assert list(found.learned) == ["BFAN online short", "BFAN AdapOffQuin"]
     panels = plt.gcf().axes
     assert [panel.get_title() for panel in panels] == ["BFAN, i2t", "BFAN, t2i"]
     for panel in panels:
