@@ -472,10 +472,6 @@ class SGRAF(RegionsAndWords):
         return 64  # a score, its place and their order; the rest stays within a block
 
 
-# cell sgraf-scores
-# more
-
-
 # cell build
 def build(parameters: Mapping[str, Any], vocabulary_size: int, image_dim: int) -> SGRAF:
     """Build the model that the parameters of this chapter describe."""
