@@ -111,6 +111,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         return rows.masked_fill(~mask[..., None], 0).to(x.dtype)
 
 
+# cell slot-norm
 class SlotBatchNorm(nn.BatchNorm1d):
     """Batch norm of the public code: its channels are the slots of the region list."""
 
@@ -164,6 +165,89 @@ class SelfAttentionPool(nn.Module):
         return l2_normalize_eps((self.weights(x, mask, full)[:, None] @ x)[:, 0])
 
 
+# cell node-batch
+class NodeBatch(NamedTuple):
+    """Similarity nodes of all pairs of some images with captions of equal length.
+
+    Or of given pairs, as if of one image (m = 1), with a mask.
+    """
+
+    images: Tensor  # (m,) indices of the images, on the CPU
+    captions: Tensor  # (n,) indices of the captions, on the CPU
+    nodes: Tensor  # (m, n, 1 + w, s): the global node, then one per word
+    mask: Tensor | None = None  # (n, 1 + w), False at padding; None without any
+
+
+# cell differences
+FIRST_NORM = "clipped_l2norm"  # of chapter 02, the only one that SGRAF uses
+
+
+def unit_norm_attention(
+    regions: Tensor,
+    words: Tensor,
+    shapes: Shapes,
+    temperature: float,
+    mask: PairMask | None = None,
+) -> Tensor:
+    """Attention weights (m, r, x), scaled so that attended features have unit norm.
+
+    regions: (m, r, d). words: (x, d) or (m, x, d), in the order of ``scan_attention``.
+    """
+    affinity = regions @ words.mT
+    weights = scan_attention(affinity, shapes, FIRST_NORM, temperature, mask)
+    gram = regions @ regions.mT
+    square = (weights * (gram @ weights)).sum(dim=1, keepdim=True)
+    return weights / (square.clamp_min(TINY).sqrt() + EPS)
+
+
+# cell pair-nodes
+class SimilarityEncoder(nn.Module):
+    """Similarity nodes of pairs: a global one, and one per word."""
+
+    def __init__(self, width: int, sim_dim: int, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.local_proj = xavier_linear(width, sim_dim)
+        self.global_proj = xavier_linear(width, sim_dim)
+
+    def local_nodes(
+        self, regions: Tensor, words: Tensor, shapes: list, mask: PairMask | None = None
+    ) -> Tensor:
+        """Similarity vectors (m, x, s) of words with their attended features."""
+        weights = unit_norm_attention(regions, words, shapes, self.temperature, mask)
+        return local_similarity(regions, words, weights, self.local_proj)
+
+    def forward(self, images: Images, texts: Texts) -> Iterator[NodeBatch]:
+        """Yield the nodes of all pairs, block by block; in training all at once."""
+        sim_dim, device = self.local_proj.out_features, images.local.device
+        blocks = pair_blocks(images, texts, sim_dim, self.training)
+        for index, regions, captions, packed in blocks:
+            shapes = [(w, n) for n, w in packed.shapes]
+            local = self.local_nodes(regions, packed.vectors, shapes)
+            pooled = (
+                images.pooled[send(index, device)],
+                texts.pooled[send(captions, device)],
+            )
+            whole = similarity_vector(pooled[0][:, None], pooled[1], self.global_proj)
+            parts = (
+                captions.split([n for n, _ in packed.shapes]),
+                whole[:, :, None].split([n for n, _ in packed.shapes], dim=1),
+                split_by_length(local, packed.shapes),
+            )
+            for caption, *nodes in zip(*parts, strict=True):
+                yield NodeBatch(index, caption, torch.cat(nodes, dim=2))
+
+    def pairs(self, images: Images, texts: Texts) -> NodeBatch:
+        """Nodes of image b with caption b; captions index the pairs."""
+        regions, words, mask = padded_pairs(images, texts)
+        local = self.local_nodes(regions, words, [(words.shape[1], 1)], mask)
+        whole = similarity_vector(images.pooled, texts.pooled, self.global_proj)
+        nodes = torch.cat([whole[:, None], local], dim=1)[None]
+        real = nn.functional.pad(texts.mask, (1, 0), value=True)  # the global node is
+        index = torch.arange(len(whole))
+        return NodeBatch(index[:1], index, nodes, real)
+
+
 # cell gate-norm
 class GateBatchNorm(MaskedBatchNorm):
     """Batch norm of one gate per node.
@@ -213,18 +297,6 @@ class GateBatchNorm(MaskedBatchNorm):
 
 
 # cell saf
-class NodeBatch(NamedTuple):
-    """Similarity nodes of all pairs of some images with captions of equal length.
-
-    Or of given pairs, as if of one image (m = 1), with a mask.
-    """
-
-    images: Tensor  # (m,) indices of the images, on the CPU
-    captions: Tensor  # (n,) indices of the captions, on the CPU
-    nodes: Tensor  # (m, n, 1 + w, s): the global node, then one per word
-    mask: Tensor | None = None  # (n, 1 + w), False at padding; None without any
-
-
 class SAF(nn.Module):
     """Similarity attention filtration: the gated mean of the nodes of a pair."""
 
@@ -321,76 +393,6 @@ class SGR(nn.Module):
                 queries = nodes[..., :1, :] if last else nodes  # only the first is read
                 nodes = step(queries, nodes, fused[number - 1], batch.mask)
             yield batch, nodes[..., 0, :]
-
-
-# cell differences
-FIRST_NORM = "clipped_l2norm"  # of chapter 02, the only one that SGRAF uses
-
-
-def unit_norm_attention(
-    regions: Tensor,
-    words: Tensor,
-    shapes: Shapes,
-    temperature: float,
-    mask: PairMask | None = None,
-) -> Tensor:
-    """Attention weights (m, r, x), scaled so that attended features have unit norm.
-
-    regions: (m, r, d). words: (x, d) or (m, x, d), in the order of ``scan_attention``.
-    """
-    affinity = regions @ words.mT
-    weights = scan_attention(affinity, shapes, FIRST_NORM, temperature, mask)
-    gram = regions @ regions.mT
-    square = (weights * (gram @ weights)).sum(dim=1, keepdim=True)
-    return weights / (square.clamp_min(TINY).sqrt() + EPS)
-
-
-# cell pair-nodes
-class SimilarityEncoder(nn.Module):
-    """Similarity nodes of pairs: a global one, and one per word."""
-
-    def __init__(self, width: int, sim_dim: int, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
-        self.local_proj = xavier_linear(width, sim_dim)
-        self.global_proj = xavier_linear(width, sim_dim)
-
-    def local_nodes(
-        self, regions: Tensor, words: Tensor, shapes: list, mask: PairMask | None = None
-    ) -> Tensor:
-        """Similarity vectors (m, x, s) of words with their attended features."""
-        weights = unit_norm_attention(regions, words, shapes, self.temperature, mask)
-        return local_similarity(regions, words, weights, self.local_proj)
-
-    def forward(self, images: Images, texts: Texts) -> Iterator[NodeBatch]:
-        """Yield the nodes of all pairs, block by block; in training all at once."""
-        sim_dim, device = self.local_proj.out_features, images.local.device
-        blocks = pair_blocks(images, texts, sim_dim, self.training)
-        for index, regions, captions, packed in blocks:
-            shapes = [(w, n) for n, w in packed.shapes]
-            local = self.local_nodes(regions, packed.vectors, shapes)
-            pooled = (
-                images.pooled[send(index, device)],
-                texts.pooled[send(captions, device)],
-            )
-            whole = similarity_vector(pooled[0][:, None], pooled[1], self.global_proj)
-            parts = (
-                captions.split([n for n, _ in packed.shapes]),
-                whole[:, :, None].split([n for n, _ in packed.shapes], dim=1),
-                split_by_length(local, packed.shapes),
-            )
-            for caption, *nodes in zip(*parts, strict=True):
-                yield NodeBatch(index, caption, torch.cat(nodes, dim=2))
-
-    def pairs(self, images: Images, texts: Texts) -> NodeBatch:
-        """Nodes of image b with caption b; captions index the pairs."""
-        regions, words, mask = padded_pairs(images, texts)
-        local = self.local_nodes(regions, words, [(words.shape[1], 1)], mask)
-        whole = similarity_vector(images.pooled, texts.pooled, self.global_proj)
-        nodes = torch.cat([whole[:, None], local], dim=1)[None]
-        real = nn.functional.pad(texts.mask, (1, 0), value=True)  # the global node is
-        index = torch.arange(len(whole))
-        return NodeBatch(index[:1], index, nodes, real)
 
 
 # cell sgraf-class
@@ -504,6 +506,7 @@ def sgr_by_definition(nodes: Tensor, sgr: SGR) -> Tensor:
     return nodes[:, 0]
 
 
+# cell score-loop
 def score_by_loop(model: SGRAF, images: Images, texts: Texts) -> Tensor:
     """Reference scores (i, c), one caption at a time; all regions must be real."""
     similarity, head = model.similarity, model.head
