@@ -48,6 +48,21 @@ def topk_mean(values: Tensor, mask: Tensor, k: int) -> Tensor:
     return total / valid.sum(dim=-1).clamp(min=1)
 
 
+# cell compare
+def local_score(decoded: Tensor, mask: Tensor, memory: Encoded, k: int) -> Tensor:
+    """Best match of each decoded vector in memory, and the top-k mean of these: (…).
+
+    decoded: (…, n, d) with a mask that broadcasts to (…, n). memory: L2-normalised.
+    """
+    return topk_mean(best_cosines(decoded, memory.local, memory.mask), mask, k)
+
+
+def global_score(decoded: Tensor, mask: Tensor, memory: Encoded) -> Tensor:
+    """Cosine of the two means: (…)."""
+    total = (decoded * mask[..., None]).sum(dim=-2)  # a cosine ignores the scale
+    return (l2_normalize(total) * memory.pooled).sum(dim=-1)
+
+
 # cell check-scoring
 SIMILARITIES = ("local", "global")
 
@@ -179,21 +194,6 @@ def decode_all_pairs(
     logits = all_pair_logits(own["query"], other["key"], memory.mask)
     attended = weighted_values(logits.softmax(dim=2), other["value"])
     return decoder.attention_output(own["phrase"][:, None], attended)
-
-
-# cell compare
-def local_score(decoded: Tensor, mask: Tensor, memory: Encoded, k: int) -> Tensor:
-    """Best match of each decoded vector in memory, and the top-k mean of these: (…).
-
-    decoded: (…, n, d) with a mask that broadcasts to (…, n). memory: L2-normalised.
-    """
-    return topk_mean(best_cosines(decoded, memory.local, memory.mask), mask, k)
-
-
-def global_score(decoded: Tensor, mask: Tensor, memory: Encoded) -> Tensor:
-    """Cosine of the two means: (…)."""
-    total = (decoded * mask[..., None]).sum(dim=-2)  # a cosine ignores the scale
-    return (l2_normalize(total) * memory.pooled).sum(dim=-1)
 
 
 # cell inter-parts

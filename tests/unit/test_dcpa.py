@@ -53,6 +53,7 @@ from itm_utils.metrics.retrieval import ensemble, evaluate
 from itm_utils.models.dcpa import (
     DCPA,
     InterPAM,
+    PhraseDecoder,
     TokenEncoder,
     build,
     decode_all_pairs,
@@ -357,6 +358,40 @@ def test_equations_11_and_12_one_side_decoded_into_the_space_of_the_other(w: Wei
         if i == c:
             torch.testing.assert_close(pairs[0][i][images.mask[i]], i_t, **EXACT)
             torch.testing.assert_close(pairs[1][c][texts.mask[c]], c_v, **EXACT)
+
+
+def pytorch_decoder(ours: PhraseDecoder) -> nn.TransformerDecoderLayer:
+    """PyTorch's own decoder layer with the weights of ours, in its precision."""
+    sizes = (ours.linear1.in_features, ours.attention.heads, ours.linear1.out_features)
+    theirs = nn.TransformerDecoderLayer(*sizes, dropout=0.0, batch_first=True).to(ours.linear1.weight.dtype)
+    twins = {"linear1": ours.linear1, "linear2": ours.linear2}
+    twins |= {"norm1": ours.self_attn_norm, "norm2": ours.attn_norm, "norm3": ours.ffn_norm}
+    for name, one in twins.items():
+        getattr(theirs, name).load_state_dict(one.state_dict())
+    for twin, one in ((theirs.self_attn, ours.self_attention), (theirs.multihead_attn, ours.attention)):
+        projections = (one.q_proj, one.k_proj, one.v_proj)
+        weights = {"in_proj_weight": torch.cat([part.weight for part in projections])}
+        weights["in_proj_bias"] = torch.cat([part.bias for part in projections])
+        weights |= {f"out_proj.{key}": value for key, value in one.out_proj.state_dict().items()}
+        twin.load_state_dict(weights)
+    return theirs.eval()
+
+
+def test_the_decoder_is_that_of_pytorch() -> None:
+    """With the same weights and padding on both sides, for given pairs and for all of them."""
+    decoder = PhraseDecoder(16, 4, 24, 0.0).double().eval()
+    vectors, keys = torch.randn(3, 6, 16).double(), torch.randn(3, 5, 16).double()
+    mask, key_mask = (
+        torch.arange(n) < torch.tensor(lengths)[:, None] for n, lengths in ((6, [6, 4, 1]), (5, [5, 2, 3]))
+    )
+    phrase = decoder.phrases(vectors, mask)
+    source = Images(mask=mask, extra_local={"phrase": phrase, "query": decoder.project_queries(phrase)})
+    memory = Texts(mask=key_mask, extra_local=decoder.project_keys_values(keys))
+    theirs = pytorch_decoder(decoder)
+    expected = theirs(vectors, keys, tgt_key_padding_mask=~mask, memory_key_padding_mask=~key_mask)
+    given, every = decode_pairs(decoder, source, memory), decode_all_pairs(decoder, source, memory)
+    for decoded in (given, every[range(3), range(3)]):
+        torch.testing.assert_close(decoded[mask], expected[mask], **EXACT)
 
 
 @pytest.mark.parametrize("switch", ["full", "w/o local-agg", "w/o decoupled"])
