@@ -653,7 +653,9 @@ def test_a_run_may_fetch_its_text_encoder(device: str, monkeypatch: pytest.Monke
     assert running.environment_of(job.parameters)["OMP_NUM_THREADS"] == ("1" if device == "cpu" else "8")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert running.environment_of(job.parameters)["HF_HUB_OFFLINE"] == "1"
-    unnamed = {name: value for name, value in job.parameters.items() if name != "device"}  # of a run that papermill started
+    unnamed = {
+        name: value for name, value in job.parameters.items() if name != "device"
+    }  # of a run that papermill started
     assert running.environment_of(unnamed)["OMP_NUM_THREADS"] == "1"
 
 
