@@ -22,6 +22,33 @@ from itm_utils.models.keeping_score import MeanPool, masked_mean
 from itm_utils.training import Stage, train_config
 
 
+# cell hinge-loss
+def hinge_loss(
+    scores: Scores, margin: float, hardest: bool, positive: Tensor | None = None
+) -> Tensor:
+    """Triplet ranking loss of a batch where image b matches caption b, summed.
+
+    scores: (b, b), both directions. hardest: only the hardest negative of each query.
+    positive: (b, b), True where image and caption match; the diagonal by default.
+    """
+    if scores.i2t.dim() != 2 or scores.i2t.shape[0] != scores.i2t.shape[1]:
+        shape = tuple(scores.i2t.shape)
+        raise input_error(
+            "hinge_loss", f"scores of shape {shape}", "as many images as captions"
+        )
+    if positive is None:
+        size, device = len(scores.i2t), scores.i2t.device
+        positive = torch.eye(size, dtype=torch.bool, device=device)
+    caption_costs = margin + scores.i2t - scores.i2t.diagonal()[:, None]
+    image_costs = margin + scores.t2i - scores.t2i.diagonal()[None, :]
+    caption_costs = caption_costs.clamp(min=0).masked_fill(positive, 0)
+    image_costs = image_costs.clamp(min=0).masked_fill(positive, 0)
+    if hardest:
+        caption_costs = caption_costs.max(dim=1).values  # one negative per image
+        image_costs = image_costs.max(dim=0).values  # one negative per caption
+    return caption_costs.sum() + image_costs.sum()
+
+
 # cell unit-length
 def l2_normalize(vectors: Tensor) -> Tensor:
     """L2-normalise the last axis; a zero vector stays zero."""
@@ -118,33 +145,6 @@ class VSEPP(GlobalEmbeddingMixin, Matcher):
     def encode_texts(self, batch: TextBatch) -> Texts:
         pooled = l2_normalize(self.text_encoder(batch))  # (c, d)
         return Texts(pooled=pooled.abs() if self.absolute else pooled)
-
-
-# cell hinge-loss
-def hinge_loss(
-    scores: Scores, margin: float, hardest: bool, positive: Tensor | None = None
-) -> Tensor:
-    """Triplet ranking loss of a batch where image b matches caption b, summed.
-
-    scores: (b, b), both directions. hardest: only the hardest negative of each query.
-    positive: (b, b), True where image and caption match; the diagonal by default.
-    """
-    if scores.i2t.dim() != 2 or scores.i2t.shape[0] != scores.i2t.shape[1]:
-        shape = tuple(scores.i2t.shape)
-        raise input_error(
-            "hinge_loss", f"scores of shape {shape}", "as many images as captions"
-        )
-    if positive is None:
-        size, device = len(scores.i2t), scores.i2t.device
-        positive = torch.eye(size, dtype=torch.bool, device=device)
-    caption_costs = margin + scores.i2t - scores.i2t.diagonal()[:, None]
-    image_costs = margin + scores.t2i - scores.t2i.diagonal()[None, :]
-    caption_costs = caption_costs.clamp(min=0).masked_fill(positive, 0)
-    image_costs = image_costs.clamp(min=0).masked_fill(positive, 0)
-    if hardest:
-        caption_costs = caption_costs.max(dim=1).values  # one negative per image
-        image_costs = image_costs.max(dim=0).values  # one negative per caption
-    return caption_costs.sum() + image_costs.sum()
 
 
 # cell hinge-triplet
