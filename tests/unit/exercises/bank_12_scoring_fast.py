@@ -92,9 +92,7 @@ wrong(DISTANCE, "subtracted")(of_terms(lambda q, d, s: q + 2 * d + s))
 wrong(DISTANCE, "norm of the query is to be squared")(lambda a, w, g, q: q - 2 * (w * a).sum(1) + (w * (g @ w)).sum(1))
 wrong(DISTANCE, "cosine")(of_terms(lambda q, d, s: d / (q * s).sqrt()))
 wrong(DISTANCE, "diagonal")(
-    lambda a, w, g, q: (
-        q.square() - 2 * (w * a).sum(1) + (w.square() * g.diagonal(dim1=1, dim2=2)[..., None]).sum(1)
-    )
+    lambda a, w, g, q: q.square() - 2 * (w * a).sum(1) + (w.square() * g.diagonal(dim1=1, dim2=2)[..., None]).sum(1)
 )
 wrong(DISTANCE, "shape")(lambda a, w, g, q: q.square() - 2 * w * a + w * (g @ w))
 wrong(DISTANCE, "nothing returned")(lambda a, w, g, q: None)
@@ -163,8 +161,9 @@ def logsumexps_added(queries, keys, values, size):
     return total
 
 
-wrong(BLOCKS, "not scaled")(lambda q, k, v, size: attended(q, k, v, 1.0))
-wrong(BLOCKS, "root of d|square root")(lambda q, k, v, size: attended(q, k, v, q.shape[1]))
+wrong(BLOCKS, "not scaled")(lambda q, k, v, size: merged(q * q.shape[1] ** 0.5, k, v, size))
+wrong(BLOCKS, "square root")(lambda q, k, v, size: merged(q / q.shape[1] ** 0.5, k, v, size))
+wrong(BLOCKS, "you say")(lambda q, k, v, size: attended(q, k, v, 1.0))
 wrong(BLOCKS, "plain mean of the blocks")(lambda q, k, v, size: blocks(q, k, v, size).mean(0))
 wrong(BLOCKS, "columns of logits at once|whole row|more than")(lambda q, k, v, size: attended(q, k, v))
 wrong(BLOCKS, "sum of the blocks")(lambda q, k, v, size: blocks(q, k, v, size).sum(0))

@@ -41,12 +41,8 @@ wrong(PAIRED, "other order")(lambda a, b: errors(a, b)[::-1])
 wrong(PAIRED, "s - 1")(lambda a, b: errors(a, b, 0))
 wrong(PAIRED, "standard deviations?")(lambda a, b: tuple(len(a) ** 0.5 * e for e in errors(a, b)))
 wrong(PAIRED, "variances?")(lambda a, b: tuple(e * e for e in errors(a, b)))
-wrong(PAIRED, "add the variances")(
-    lambda a, b: (errors(a, b)[0], (a.std(ddof=1) + b.std(ddof=1)) / len(a) ** 0.5)
-)
-wrong(PAIRED, "one pool")(
-    lambda a, b: (errors(a, b)[0], np.concatenate([a, b]).std(ddof=1) / (2 * len(a)) ** 0.5)
-)
+wrong(PAIRED, "add the variances")(lambda a, b: (errors(a, b)[0], (a.std(ddof=1) + b.std(ddof=1)) / len(a) ** 0.5))
+wrong(PAIRED, "one pool")(lambda a, b: (errors(a, b)[0], np.concatenate([a, b]).std(ddof=1) / (2 * len(a)) ** 0.5))
 wrong(PAIRED, "same number twice|unpaired")(lambda a, b: (errors(a, b)[0],) * 2)
 wrong(PAIRED, "one value")(lambda a, b: errors(a, b)[0])
 wrong(PAIRED, "mean difference")(lambda a, b: ((a - b).mean(), errors(a, b)[1]))
@@ -118,9 +114,9 @@ def all_at_once(scores, images, scale, bias):
 def by_softplus(scores, images, scale, bias):
     positive = (images.unsqueeze(0) == images.unsqueeze(1)).double()
     z = scale * scores.double() + bias
-    return ((functional.softplus(-z) * positive / positive.sum(0) + functional.softplus(z) * (1 - positive)).sum()) / len(
-        z
-    )
+    return (
+        (functional.softplus(-z) * positive / positive.sum(0) + functional.softplus(z) * (1 - positive)).sum()
+    ) / len(z)
 
 
 @right(SIGMOID)
@@ -150,15 +146,18 @@ wrong(SIGMOID, "bias is added|bias is missing")(lambda s, i, k, b: total(s, same
 wrong(SIGMOID, "after the scale")(lambda s, i, k, b: total(s + b, same_image(i), k, 0.0) / len(s))
 wrong(SIGMOID, "sign is wrong")(lambda s, i, k, b: -total(s, same_image(i), k, b) / len(s))
 wrong(SIGMOID, "negatives are missing")(
-    lambda s, i, k, b: (functional.softplus(-(k * s + b)) * same_image(i) / same_image(i).sum(1, keepdim=True)).sum()
-    / len(s)
+    lambda s, i, k, b: (
+        (functional.softplus(-(k * s + b)) * same_image(i) / same_image(i).sum(1, keepdim=True)).sum() / len(s)
+    )
 )
 wrong(SIGMOID, "finite|inf|overflow")(
-    lambda s, i, k, b: -(
-        torch.where(same_image(i), k * s + b, -k * s - b).sigmoid().log()
-        / torch.where(same_image(i), same_image(i).sum(1, keepdim=True), 1)
-    ).sum()
-    / len(s)
+    lambda s, i, k, b: (
+        -(
+            torch.where(same_image(i), k * s + b, -k * s - b).sigmoid().log()
+            / torch.where(same_image(i), same_image(i).sum(1, keepdim=True), 1)
+        ).sum()
+        / len(s)
+    )
 )
 wrong(SIGMOID, "sigmoid for each pair|softmax")(
     lambda s, i, k, b: functional.cross_entropy(k * s + b, torch.arange(len(s)))

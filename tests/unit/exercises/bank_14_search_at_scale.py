@@ -68,7 +68,7 @@ def list_by_list(vectors, centres, query, probes):
 
 
 @right(IVF)
-def with_numpy(vectors, centres, query, probes):
+def numpy_lists(vectors, centres, query, probes):
     vectors, centres, query = vectors.numpy(), centres.numpy(), query.numpy()
     read = np.argsort(-(centres @ query))[:probes]
     numbers = np.flatnonzero(np.isin((vectors @ centres.T).argmax(axis=1), read))
@@ -175,27 +175,17 @@ wrong(QUANTISED, "query stays|query is compressed")(
     )
 )
 wrong(QUANTISED, "lie together|interleaved")(
-    lambda v, c, q: looked_up(
-        nearest(pieces_of(v, c, True), c), c, pieces_of(q[None], c, True)[:, 0].contiguous()
-    )
+    lambda v, c, q: looked_up(nearest(pieces_of(v, c, True), c), c, pieces_of(q[None], c, True)[:, 0].contiguous())
 )
 wrong(QUANTISED, "first part alone")(lambda v, c, q: looked_up(coded(v, c)[:1], c[:1], asked_of(q, c)[:1]))
 wrong(QUANTISED, "mean over the parts")(lambda v, c, q: looked_up(coded(v, c), c, asked_of(q, c)) / len(c))
-wrong(QUANTISED, "farthest")(
-    lambda v, c, q: looked_up(torch.cdist(pieces_of(v, c), c).argmax(-1), c, asked_of(q, c))
-)
+wrong(QUANTISED, "farthest")(lambda v, c, q: looked_up(torch.cdist(pieces_of(v, c), c).argmax(-1), c, asked_of(q, c)))
 wrong(QUANTISED, "codebook of its own|first codebook")(
-    lambda v, c, q: looked_up(
-        nearest(pieces_of(v, c), c[:1].expand_as(c)), c[:1].expand_as(c), asked_of(q, c)
-    )
+    lambda v, c, q: looked_up(nearest(pieces_of(v, c), c[:1].expand_as(c)), c[:1].expand_as(c), asked_of(q, c))
 )
 wrong(QUANTISED, "codes|shape")(lambda v, c, q: coded(v, c).T)
-wrong(QUANTISED, "shape")(
-    lambda v, c, q: (c @ asked_of(q, c)[..., None])[..., 0].gather(1, coded(v, c))
-)
+wrong(QUANTISED, "shape")(lambda v, c, q: (c @ asked_of(q, c)[..., None])[..., 0].gather(1, coded(v, c)))
 wrong(QUANTISED, "distance to the query|inner product, not")(
-    lambda v, c, q: (
-        (c - asked_of(q, c)[:, None]).square().sum(-1).gather(1, coded(v, c)).sum(0)
-    )
+    lambda v, c, q: (c - asked_of(q, c)[:, None]).square().sum(-1).gather(1, coded(v, c)).sum(0)
 )
 wrong(QUANTISED, "nothing returned")(lambda v, c, q: None)
