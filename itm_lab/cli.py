@@ -555,6 +555,7 @@ def front(
         raise typer.Exit(1)
 
 
+@book.command()
 def explorer(
     weights: Annotated[Path, typer.Option(help="Where kept models lie.")] = Path("weights"),
     out: Annotated[Path, typer.Option(help="Where the page's data go.")] = Path("book/_static/explorer"),
