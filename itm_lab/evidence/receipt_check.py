@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,8 +23,10 @@ from itm_lab.records.receipts import (
     receipt_path,
 )
 from itm_utils.errors import input_error
+from itm_utils.files import read_text
 
 SET_ASIDE = "set_aside"  # receipts that no table or verdict reads, with the reason beside them
+CHOICES = "choices"  # records of what searches chose: checked against the receipts of their runs
 SAMPLED = 40  # of so many receipts of the old protocol one has its intervals computed again: 50 ms each
 
 
@@ -35,11 +38,13 @@ def check_folder(root: Path) -> str:
     repository, and ranks that no other variant has.
     """
     ledger, identities, variants = Ledger(root), Identities(), VariantRanks(root)
-    folder = ledger.paths.receipts
-    paths = [path for path in sorted(folder.rglob("*.json")) if SET_ASIDE not in path.relative_to(folder).parts]
+    folder, seals = ledger.paths.receipts, {}
+    apart = {SET_ASIDE, CHOICES}
+    paths = [path for path in sorted(folder.rglob("*.json")) if apart.isdisjoint(path.relative_to(folder).parts)]
     for number, path in enumerate(paths):
         receipt = read_named_receipt(path, folder)
         identities.add(receipt, path)
+        seals[receipt["seal"]] = receipt
         new = not is_old_protocol(receipt)
         if receipt["ranks"] is not None:
             check_ranks(receipt, evidence := read_evidence(path), path)
@@ -49,8 +54,22 @@ def check_folder(root: Path) -> str:
             variants.add(receipt, path)
             check_circumstances(root, receipt, path)
             check_settings(ledger, receipt, path)
+    for path in sorted(folder.glob(f"*/{CHOICES}/*.json")):
+        check_choice(path, seals)
     counted = sum(len(runs) for runs in ledger.receipts.values())  # reading them checks data and number of images
     return f"{folder}: {len(paths)} receipts good; {counted} of them on a test split that verdicts speak of"
+
+
+def check_choice(path: Path, seals: Mapping[str, Mapping[str, Any]]) -> None:
+    """Every run that a recorded choice speaks of has its receipt, by its seal, with that seed and that number on dev."""
+    record = json.loads(read_text(path, "the record of a choice, as `itm run` writes it"))
+    for run in [*record["runs"], *record["baseline_runs"]]:
+        where = f"the receipt of seed {run['seed']}, {run['setting']}"
+        if (receipt := seals.get(run["seal"])) is None:
+            raise input_error(path, "a run without a receipt", where)
+        known = {"seed": receipt["seed"], "rsum": receipt["metrics"]["rsum"]["value"]}
+        if differing := [name for name, value in known.items() if run[name] != value]:
+            raise input_error(path, f"{differing[0]} {run[differing[0]]}", f"{known[differing[0]]}, as in {where}")
 
 
 def check_receipts(root: Path, paths: list[Path]) -> Iterator[str]:

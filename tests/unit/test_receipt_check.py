@@ -164,6 +164,28 @@ def test_what_is_set_aside_is_not_read(root: Path) -> None:
 # ---------------------------------------------------------------------------------------------- numbers that cannot be
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, ""),
+        ({"rsum": 599.0}, "rsum 599.0"),
+        ({"seed": 6}, "seed 6"),
+        ({"seal": "0" * 64}, "a run without a receipt"),
+    ],
+)
+def test_a_choice_speaks_of_receipts_that_are_there(root: Path, change: dict, message: str) -> None:
+    receipt = json.loads(next((root / "receipts").rglob("*s5.json")).read_text(encoding="utf-8"))
+    run = {"seed": 5, "setting": {}, "rsum": receipt["metrics"]["rsum"]["value"], "seal": receipt["seal"]}
+    path = root / "receipts/01_vsepp/choices/vsepp_scenes_after_warmup.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"runs": [run | change], "baseline_runs": []}), encoding="utf-8")
+    if not message:
+        assert "3 receipts good" in check_folder(root)
+        return
+    with pytest.raises(ItmError, match=message):
+        check_folder(root)
+
+
 def forge(path: Path, change=None, **arrays: np.ndarray) -> None:
     """Other ranks beside a receipt, its recalls and seal fitted to them; then ``change`` of its content."""
     with np.load(path.with_suffix(".npz")) as file:
