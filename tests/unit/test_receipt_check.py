@@ -176,7 +176,7 @@ def test_what_is_set_aside_is_not_read(root: Path) -> None:
 def test_a_choice_speaks_of_receipts_that_are_there(root: Path, change: dict, message: str) -> None:
     receipt = json.loads(next((root / "receipts").rglob("*s5.json")).read_text(encoding="utf-8"))
     run = {"seed": 5, "setting": {}, "rsum": receipt["metrics"]["rsum"]["value"], "seal": receipt["seal"]}
-    path = root / "receipts/01_vsepp/choices/vsepp_scenes_after_warmup.json"
+    path = root / "receipts/01_vsepp/choices/vsepp_scenes_tuned.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"runs": [run | change], "baseline_runs": []}), encoding="utf-8")
     if not message:
