@@ -1,7 +1,8 @@
-"""The words of the book: a deny-list over code, comments, messages and pages, so that private terms do not come back."""
+"""The words of the book: a deny-list over code, comments, messages, chapters and pages, so that private terms do not come back."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-SUFFIXES = (".py", ".json", ".yaml", ".md")
+SUFFIXES = (".py", ".json", ".yaml", ".md", ".ipynb")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,18 @@ def denied_words(root: Path) -> Iterator[str]:
                     word for start, of in vocabulary["allowed"].items() if place.startswith(start) for word in of
                 }
                 counted = [word for word in words if word.deny not in excused]
-                yield from _denied_in(path.read_text(encoding="utf-8"), place, counted)
+                for where, text in _texts(path, place):
+                    yield from _denied_in(text, where, counted)
+
+
+def _texts(path: Path, place: str) -> Iterator[tuple[str, str]]:
+    """What people wrote in a file: all of it, or the cells of a notebook, each with its number."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        yield place, text
+        return
+    for number, cell in enumerate(json.loads(text)["cells"]):
+        yield f"{place}, cell {number}", "".join(cell["source"])
 
 
 def _denied_in(text: str, place: str, words: list[DeniedWord]) -> Iterator[str]:
