@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pkgutil
 from collections import Counter
 from functools import cache
@@ -114,3 +115,16 @@ def test_every_chapter_links_the_page_of_its_code(path: Path) -> None:
     page = f"book/api/{pages.get(path.stem, 'models-' + path.stem.partition('_')[2])}"
     assert (ROOT / f"{page}.md").is_file()
     assert f"<../{page}>`" in path.read_text(encoding="utf-8")
+
+
+def test_a_chapter_is_read_cell_by_cell_without_its_outputs(tmp_path: Path) -> None:
+    code = {
+        "cell_type": "code",
+        "metadata": {},
+        "source": ["x = 1\n", "# of the host"],
+        "outputs": [{"text": ["the host"]}],
+    }
+    text = {"cell_type": "markdown", "metadata": {}, "source": ["An image and a caption."]}
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/01_toy.ipynb").write_text(json.dumps({"cells": [text, code]}), encoding="utf-8")
+    assert list(denied_words(tmp_path)) == ["notebooks/01_toy.ipynb, cell 1:2: “the host”: write base model"]
