@@ -121,7 +121,7 @@ def test_a_chapter_is_read_cell_by_cell_without_its_outputs(tmp_path: Path) -> N
     code = {
         "cell_type": "code",
         "metadata": {},
-        "source": ["x = 1\n", "# of the host"],
+        "source": ["x = 1\n", "# ask the host"],
         "outputs": [{"text": ["the host"]}],
     }
     text = {"cell_type": "markdown", "metadata": {}, "source": ["An image and a caption."]}
