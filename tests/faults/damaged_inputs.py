@@ -384,9 +384,9 @@ def continue_photos(beside: Path) -> None:
 
 
 def searching() -> Selection:
-    """The first search that the experiments ask for."""
+    """The first search that the experiments ask for, as if none had run yet."""
     name = next(name for name, one in read_experiments(ROOT).items() if one.select)
-    return plan_searches(ROOT, [name], "", [], ROOT / "receipts")[0]
+    return plan_searches(ROOT, [name], "", [], ROOT / "no receipts")[0]
 
 
 def choice(folder: Path) -> Path:

@@ -254,6 +254,7 @@ def test_jobs_take_the_same_way_on_this_machine(book: Path, stubs: None) -> None
 def test_local_jobs_end_with_the_command(book: Path, stubs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = pretended(book, "runs/i", "0-1", {0: {7: "stall"}, 1: {7: "stall"}})
     family: list[psutil.Process] = []
+    monkeypatch.setattr(psutil.Process, "children", children_but(psutil.Process().children(recursive=True)))
 
     def interrupt(place: cluster.Cluster, running: dict) -> list[Job]:
         until(lambda: all((job.folder / "log.jsonl").exists() for job in jobs))
@@ -332,9 +333,17 @@ def test_a_job_does_what_the_command_does_with_one_run(
     assert slept == [cluster.GRACE]  # in which the job ends, and its run is not called a failure
 
 
+def children_but(others: list[psutil.Process]) -> Callable[..., list[psutil.Process]]:
+    """psutil's method, as if these processes were not there."""
+    children = psutil.Process.children
+    return lambda process, recursive=False: [one for one in children(process, recursive) if one not in others]
+
+
 def test_a_job_waits_for_its_training_to_save_and_not_for_ever(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, request = ClusterRun(sent(book)), sent(book).job().save_request
     request.parent.mkdir(parents=True)
+    others = psutil.Process().children()  # what other tests of this process have left running
+    monkeypatch.setattr(psutil.Process, "children", children_but(others))
     began = time.monotonic()
     again = run.checkpoint()  # nobody trains: nobody is asked
     assert not request.exists() and isinstance(again.function, ClusterRun) and again.function.sent == run.sent
