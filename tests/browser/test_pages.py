@@ -131,7 +131,8 @@ def test_page(tab: Any, html: Path, name: str) -> None:
     own = ("file:", "data:", "blob:")  # a blob is made by the page itself
     assert all(url.startswith(own) for url in tab.loaded), "something comes from the network"
     weight = sum(size_of(url) for url in tab.loaded)
-    rich = name.startswith("notebooks/") or any("tex-chtml" in url or "/_images/" in url for url in tab.loaded)
+    kinds = ("tex-chtml", "/_images/", "/_static/explorer/")  # formulas, figures, the data of the explorer
+    rich = name.startswith("notebooks/") or any(kind in url for url in tab.loaded for kind in kinds)
     assert weight < (CHAPTER if rich else SIMPLE), f"{weight / 1e6:.2f} MB"
     at_desktop = tab.evaluate(OUTSIDE)
     tab.evaluate(axe_source())
